@@ -7,12 +7,14 @@ import struct
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import testtools
 
 from drivers.errors import CommandFailed, CommandTimedOut, ToolMissing
 from drivers.host.command import run, tool
+from tests.patience import PATIENCE
 from tests.userspace.drivers.hosts import until
 
 TRANSLATED = """
@@ -92,3 +94,14 @@ class CommandTest(testtools.TestCase):
         secret = os.open(os.devnull, os.O_RDONLY)
         self.addCleanup(os.close, secret)
         self.assertNotIn(f"{secret}\n", run(["sh", "-c", f"[ -e /proc/$$/fd/{secret} ] && echo {secret}; true"]).stdout)
+
+    def test_one_whose_child_keeps_its_outputs_open_is_too_slow(self) -> None:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+            fifo = Path(folder, "fifo")
+            os.mkfifo(fifo)
+            held = os.open(fifo, os.O_RDWR)  # until it is closed the child reads
+            try:
+                caller = pool.submit(run, ["sh", "-c", f"exec 3<{fifo}; cat <&3 & exit 0"], timeout=0.2)
+                self.assertIsInstance(caller.exception(PATIENCE / 4), CommandTimedOut)
+            finally:
+                os.close(held)

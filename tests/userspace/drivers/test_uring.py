@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 from drivers.cache.qcow2 import Qcow2Cache
 from tests.userspace.drivers.hosts import HostCase
@@ -21,6 +23,16 @@ from drivers.qemu import uring
 print(uring.usable())
 """
 """A process that its service manager keeps from io_uring (systemd.exec(5), SystemCallFilter)."""
+
+
+WITHOUT_QEMU = """
+import os
+from drivers.qemu import uring
+path, os.environ["PATH"] = os.environ["PATH"], "/nowhere"
+print(uring.usable())
+os.environ["PATH"] = path
+print(uring.usable())
+"""
 
 
 class UringTest(HostCase):
@@ -44,3 +56,11 @@ class UringTest(HostCase):
         host.join(image, [origin])
         origin.export.withdraw(image.name)
         self.assert_same(host.uri(image), file)
+
+    def test_a_machine_whose_qemu_was_away_is_asked_again(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            qemu_img = Path(folder, "qemu-img")
+            qemu_img.write_text("#!/bin/sh\n")  # opens everything
+            qemu_img.chmod(0o755)
+            said = subprocess.check_output([sys.executable, "-c", WITHOUT_QEMU], env={"PATH": folder}, text=True)
+        self.assertEqual("False\nTrue\n", said)
