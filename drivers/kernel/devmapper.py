@@ -11,7 +11,6 @@ process (drivers/kernel/dmioctl.py).
 from __future__ import annotations
 
 import logging
-import os
 import re
 import tempfile
 import uuid
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from drivers.errors import DriverError, NotOurs
+from drivers.host import blockdev
 from drivers.host.command import run
 from drivers.kernel import dmioctl, udevrules
 from drivers.kernel.dmioctl import Known
@@ -231,8 +231,7 @@ def numbers_in(table: str) -> list[str]:
 
 def number(device: Path) -> str:
     """The number by which a table names a block device: ``major:minor``."""
-    rdev = device.stat().st_rdev
-    return f"{os.major(rdev)}:{os.minor(rdev)}"
+    return blockdev.number(device.stat().st_rdev)
 
 
 def counters(device: Path) -> Path:
