@@ -82,7 +82,7 @@ def switch(nodes: Nodes, chain: Sequence[Layer]) -> None:
 
 def has_unneeded(layers: Layers) -> bool:
     """Whether there is a layer that nobody needs any more when what is read now has been read."""
-    return layers.next_step(fold=_is_deep(layers), readers=False) is not None
+    return layers.next_unneeded(fold=_is_deep(layers), readers=False) is not None
 
 
 def remove_unneeded(layers: Layers, running: Nodes | None) -> None:
@@ -98,7 +98,7 @@ def remove_unneeded(layers: Layers, running: Nodes | None) -> None:
 
 def _remove_next(layers: Layers, running: Nodes | None, *, fold: bool) -> bool:
     """Remove one layer that nobody needs; False if there is none."""
-    step = layers.next_step(fold=fold)
+    step = layers.next_unneeded(fold=fold)
     if step is None:
         return False
     if step.upper is not None:

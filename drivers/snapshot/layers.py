@@ -162,8 +162,8 @@ class Layers:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadDisk(f"{self._snapshots} does not name snapshots: {error!r}") from error
 
-    def next_step(self, *, fold: bool, readers: bool = True) -> Step | None:
-        """How to remove the next layer that nobody needs: see the function.
+    def next_unneeded(self, *, fold: bool, readers: bool = True) -> Step | None:
+        """The next layer that nobody needs, and how to remove it: see ``next_step``.
 
         ``readers``: whether a layer that only a reader has besides counts as shared.
         """

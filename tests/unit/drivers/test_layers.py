@@ -119,7 +119,7 @@ class FilesTest(testtools.TestCase):
         self.chain(2)
         with mock.patch.object(Path, "rename", side_effect=OSError("cut off")):
             self.assertRaises(OSError, self.add, str(self.layers.file(1)))
-        self.assertEqual(({0, 1}, Step(2, None)), (set(self.layers.all()), self.layers.next_step(fold=False)))
+        self.assertEqual(({0, 1}, Step(2, None)), (set(self.layers.all()), self.layers.next_unneeded(fold=False)))
         remove_orphans(self.store)
         self.assertEqual(2, self.add(str(self.layers.file(1))))
 
@@ -185,9 +185,9 @@ class FilesTest(testtools.TestCase):
         self.chain(3)
         clone = self.disk("clone")
         clone.share(self.layers.down_from(self.layers.layer(1)))
-        self.assertIsNone(self.layers.next_step(fold=False))
+        self.assertIsNone(self.layers.next_unneeded(fold=False))
         clone.delete()
-        self.assertEqual(Step(1, 2), self.layers.next_step(fold=False))
+        self.assertEqual(Step(1, 2), self.layers.next_unneeded(fold=False))
 
     def test_what_is_shared_has_the_same_numbers_and_outlives_either_disk(self) -> None:
         self.chain(2)

@@ -170,7 +170,7 @@ class SnapshotCase(HostCase):
     def assert_tidy(self, vm: str) -> None:
         """No layer that nobody needs, nothing half made, no process."""
         layers = self.layers(vm)
-        self.assertIsNone(layers.next_step(fold=False))
+        self.assertIsNone(layers.next_unneeded(fold=False))
         needed = {
             layer.path.name
             for number in layers.snapshots().values()
@@ -332,7 +332,7 @@ class RunningTest(SnapshotCase):
         snapshots = self.with_snapshots(vm, 2, running)
         self.layers(vm).write_snapshots({"p2": 1})  # as a drop leaves it that finds no room
         self.make().take(vm, "p3", running)
-        self.assertIsNotNone(self.layers(vm).next_step(fold=False))
+        self.assertIsNotNone(self.layers(vm).next_unneeded(fold=False))
         self.make().drop(vm, "none", running)
         self.assert_tidy(vm)
         self.assert_snapshots(vm, {"p2": snapshots["p2"], "p3": snapshots["p2"]})
