@@ -17,9 +17,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from drivers import digests
+
+if TYPE_CHECKING:  # commands import this, and are quick without pydantic
+    from drivers.cachemodels import CachedDevice, Volume
 
 BlockNode = Mapping[str, Any]
 """Options of one QEMU ``--blockdev``, possibly with nested nodes (QEMU: qapi/block-core.json, BlockdevOptions)."""
@@ -35,11 +38,11 @@ selector of the kernel's multipath target (Linux: drivers/md/dm-ps-*.c, multipat
 class Place:
     """What the administrator set for the drivers of this host.
 
-    ``state`` is a folder that survives a reboot; ``run`` holds sockets and pid files and need not. ``run`` must be
-    short: a unix socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP
-    address that children reach it at; a driver whose children are on this machine needs neither. ``path_policy`` is
-    one of ``PATH_POLICIES``. ``group``: the number of a group whose members may use VMs' disks by their QEMU.
-    ``reserve``: bytes that are kept free for what VMs write (drivers/host/space.py).
+    ``state``: a folder that survives a reboot. ``run``: a folder for sockets and pid files, with a short path: a unix
+    socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP address at which
+    children reach the host; a driver whose children are on this machine needs neither. ``path_policy`` is one of
+    ``PATH_POLICIES``. ``group``: the number of a group whose members may use VMs' disks by their QEMU. ``reserve``:
+    bytes that are kept free for what VMs write (drivers/host/space.py).
     """
 
     state: Path
@@ -67,10 +70,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Parent:
-    """One host to read misses from. ``address`` is what it registered at Volt, e.g. ``unix:///run/virtman/serve``.
-
-    ``secret``: see ``Child``.
-    """
+    """One host to read misses from. ``address``: registered at Volt, e.g. ``unix:///run/virtman/serve``."""
 
     host: str
     address: str
@@ -79,10 +79,10 @@ class Parent:
 
 @dataclass(frozen=True)
 class Child:
-    """One host that may read an image. ``secret``: by which it and this host can prove to each other who they are.
+    """One host that may read an image. ``secret``: 64 hexadecimal digits, by which parent and child authenticate.
 
-    64 hexadecimal digits that Volt gave to these two hosts and to no other, for this image; the child has them in its
-    ``Parent``. Drivers whose endpoints no other machine reaches need none.
+    Volt gave them to these two hosts for this image; the child has them in its ``Parent``. Drivers whose endpoints no
+    other machine reaches need none.
     """
 
     host: str
@@ -90,18 +90,10 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """Where an export is reached: the host's ``address`` and the name of the export on it."""
-
-    address: str
-    export: str
-
-
-@dataclass(frozen=True)
 class Opened:
-    """A file or block device that this process has open as ``fd``: this one, wherever its path may lead by now.
+    """A file or block device that this process has open as ``fd``, wherever its path leads now.
 
-    ``mark``: at most 20 letters and digits, which differ for another one. Who gets it uses it at once.
+    ``mark``: at most 20 letters and digits, which differ for another object. The receiver uses it at once.
     """
 
     fd: int
@@ -115,10 +107,9 @@ class Opened:
 
 @dataclass(frozen=True)
 class Device:
-    """What one layer hands to the next: a size in bytes and either a kernel path or a QEMU block node.
+    """What one layer hands to the next: a size in bytes and a kernel path, or a QEMU block node; a VM disk has both.
 
-    A snapshot has both: the path of the VM's disk and the node that a QEMU opens it with. ``opened``: what the node
-    reads; the program that reads it is to be given it (drivers/qemu/daemon.py, FILE_FD).
+    ``opened``: what the node reads, for the program that opens the node (drivers/qemu/daemon.py, FILE_FD).
     """
 
     size: int
@@ -153,64 +144,10 @@ class CacheStats:
     file_bytes: int
 
 
-class VolumeState(StrEnum):
-    """How a volume of a cache is.
-
-    ``idle``: no image is open; ``missing``: what the path leads to, if anything, is not what was made there.
-    """
-
-    RUNNING = "running"
-    IDLE = "idle"
-    FAILED = "failed"
-    MISSING = "missing"
-
-
-@dataclass(frozen=True)
-class Volume:
-    """A file or disk that a cache keeps what it read in.
-
-    ``size`` in bytes, 0 if it is missing; ``images``: the names of those whose reads it keeps now; ``devices``: the
-    names of such attachments (``DeviceCache``); ``trouble``: why the last step of ``CacheGroup.tend_volume`` failed.
-    """
-
-    path: Path
-    size: int
-    images: tuple[str, ...]
-    state: VolumeState
-    devices: tuple[str, ...] = ()
-    trouble: str = ""
-
-
-class DeviceState(StrEnum):
-    """How a device is read that was attached to the cache: by way of a volume, or straight until one takes it."""
-
-    CACHED = "cached"
-    DIRECT = "direct"
-
-
-@dataclass(frozen=True)
-class CachedDevice:
-    """A device of others that VMs read through the cache.
-
-    ``name`` is that of the attachment; ``path`` is handed out; ``number``: the device's, as in ``/sys/dev/block``;
-    ``size`` in bytes. Since a volume took it: ``hits`` and ``misses`` count requests; ``cache_bytes`` were read, and
-    not from the device. What a volume holds of it the kernel does not tell.
-    """
-
-    name: str
-    path: Path
-    number: str
-    size: int
-    state: DeviceState
-    hits: int = 0
-    misses: int = 0
-    cache_bytes: int = 0
-
-
 LostParent = Callable[[Image, Parent], None]
-"""Called from a driver's thread when a parent in use was lost and the driver has moved on.
+"""Called from a driver's thread when a parent in use was lost and the driver has moved on. It has to return at once.
 
-It has to return at once. Publish what ``connect`` gives again soon, see there.
+Soon after, ``connect`` is to be called, and its device to be published.
 """
 
 Died = Callable[[str], None]
@@ -221,26 +158,23 @@ class AttachDriver(Protocol):
     """How a host reaches its parents."""
 
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
-        """Make the image readable through the first parent that lives, keep watching, never wait for a parent's data.
+        """Make the image readable through the first parent that lives. Watch the parents from now on.
 
-        The device changes when what reads from it may hold on to a parent that is not in use any more: publishing it
-        again drops that parent.
+        Never wait for a parent's data. The device changes when its readers may still have a connection to an earlier
+        parent: publishing the new device ends that connection.
         """
 
     def origin(self, image: Image, file: Path | Opened) -> Device:
         """The device of a host that has the whole image in ``file``, or in a block device: it has no parents."""
 
     def update(self, image: Image, parents: Sequence[Parent]) -> bool:
-        """Follow a new list. True if the route in use changes and the stack must be published again to drop it."""
+        """Follow a new list. True if the route in use changes and the stack must be published again."""
 
     def unsettled(self, image: str) -> bool:
-        """Whether ``connect`` with the same parents would read from another one now, which was left and is well again.
-
-        May wait for a parent's answer, for seconds.
-        """
+        """Whether ``connect`` with the same parents would read from a better one now. May take seconds."""
 
     def abandon(self, image: str) -> None:
-        """Let nobody wait for a parent any more: the stack is going. ``connect`` undoes it."""
+        """Fail the reads that wait for a parent, since the stack is being removed. ``connect`` undoes that."""
 
     def disconnect(self, image: str) -> None:
         """Forget the image's parents and stop watching them."""
@@ -273,17 +207,16 @@ class CacheDriver(Protocol):
     def stats(self, image: Image) -> CacheStats:
         """What the image's cache holds now.
 
-        Asked every few seconds, it also has the cache write down what it knows, so that kill -9 of what serves it
-        costs only what was fetched since.
+        Called every few seconds. The cache writes its metadata meanwhile, so that kill -9 costs only what was fetched
+        since.
         """
 
     def existing(self) -> frozenset[str]:
         """Keys (``Image.key``) of the images with something kept on this host."""
 
 
-@runtime_checkable
 class CacheGroup(Protocol):
-    """What a cache driver has besides ``CacheDriver`` if all images of the host share its volumes."""
+    """The volumes of a cache that all images of the host share: the attribute ``group`` of a cache driver with them."""
 
     def volumes(self) -> list[Volume]:
         """All volumes, also those that have failed or are missing. Nobody waits for a disk."""
@@ -291,8 +224,8 @@ class CacheGroup(Protocol):
     def tend_volume(self, path: Path) -> None:
         """Take the next steps of a volume. The agent calls this again and again, also after an error.
 
-        An unused volume stops, and a used one runs, is joined, and begins empty after it failed. A removal that failed
-        goes on. Raises DriverError while a step fails. An unknown path is fine.
+        An unused volume stops. A used one runs, is joined, and begins empty after it failed. A removal that failed goes
+        on. Raises DriverError while a step fails. An unknown path is fine.
         """
 
     def add_volume(self, path: Path) -> Volume:
@@ -305,9 +238,8 @@ class CacheGroup(Protocol):
         """Release a volume, also while images are read: what it held is fetched anew. False: there is none."""
 
 
-@runtime_checkable
 class DeviceCache(Protocol):
-    """What a cache driver has besides ``CacheDriver`` if it caches devices of others, which VMs read and write.
+    """Devices of others that VMs read through the cache, and write: the attribute ``devices`` of a driver with them.
 
     Calls for one name, and for one device, are serialised by the agent, which draws a name for each attachment. Nothing
     but what VMs write is ever written to a device, and before it is acknowledged. An attachment ends with a detach or
@@ -315,19 +247,19 @@ class DeviceCache(Protocol):
     """
 
     def attach_device(self, name: str, device: Path) -> Device:
-        """What VMs use in the device's place. Attached already, it gets the size that the device has now.
+        """What VMs use in the device's place. An attached device gets its present size.
 
-        Raises DeviceRefused, and nothing has changed, for a device that is in use, or is none that can be used so.
+        Raises DeviceRefused, and nothing has changed, for a device that is in use or unfit.
         """
 
     def tend_device(self, name: str) -> None:
-        """Have a device read by way of the cache again, or at last. One that is not attached is fine."""
+        """Have a device read by way of the cache, if a volume takes it. One that is not attached is fine."""
 
     def detach_device(self, name: str, *, force: bool = False) -> None:
-        """Let a device go. Raises DeviceInUse, and nothing has changed, while somebody has what was handed out open.
+        """Release a device. Raises DeviceInUse, and nothing has changed, while a program has its path open.
 
-        ``force``: they get errors from then on, also if NotReleased is raised, because the storage does not answer.
-        Call it again then. One that is not attached is fine.
+        ``force``: that program gets errors from then on, also if NotReleased is raised because the storage does not
+        answer; then call again. One that is not attached is fine.
         """
 
     def devices(self) -> list[CachedDevice]:
@@ -344,10 +276,10 @@ class ExportDriver(Protocol):
     def address(self) -> str:
         """What this host registers at Volt; children compute an image's endpoint from it."""
 
-    def reserve(self, image: str) -> Endpoint:
+    def reserve(self, image: str) -> None:
         """Make the endpoint exist now. Children may connect; their reads wait until ``publish``."""
 
-    def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:
+    def publish(self, image: Image, device: Device, *, replace: bool = False) -> None:
         """Serve ``device`` read-only and return when a client gets answers.
 
         The same device again changes nothing, unless ``replace``: then every old connection to the parents is dropped
@@ -369,15 +301,11 @@ class ExportDriver(Protocol):
     def allow(self, image: str, children: Sequence[Child]) -> None:
         """Name the hosts that may read. File permissions are enough for an endpoint that no other machine reaches.
 
-        It does not wait for reads of those who may not any more: they may end only by a ``publish``, which may come
-        from who calls this.
+        Do not wait for reads of hosts that may not read any more: the next ``publish`` may be what ends them.
         """
 
     def withdraw(self, image: str) -> None:
-        """Stop serving and remove the endpoint, also while clients' reads wait: they end.
-
-        What waits below for a parent, ``AttachDriver.abandon`` has let go before.
-        """
+        """Stop serving and remove the endpoint. Clients' reads that wait end: ``AttachDriver.abandon`` came before."""
 
     def existing(self) -> frozenset[str]:
         """Names of images with something of this driver on the host: a process, a socket, a target."""
@@ -386,8 +314,8 @@ class ExportDriver(Protocol):
 class ImageSource(Protocol):
     """All that a host has of images: it reads each from parents, keeps what it read, and serves it to children.
 
-    An image whose content this host has as a whole is an *origin's*: it has no parents. Calls for one image are
-    serialised by the agent, but for ``admit``, ``unsettled`` and what only looks.
+    An image whose content this host has as a whole is an *origin's*: it has no parents. The agent serialises calls for
+    one image, except ``admit``, ``unsettled`` and calls that change nothing.
     """
 
     @property
@@ -413,20 +341,17 @@ class ImageSource(Protocol):
         """
 
     def unsettled(self, image: str) -> bool:
-        """Whether ``ensure`` with the same parents would read from another one: from one that is well again, say.
-
-        May wait for a parent's answer, for seconds.
-        """
+        """Whether ``ensure`` with the same parents would read from a better one now. May take seconds."""
 
     def admit(self, image: str, revision: int, children: Sequence[Child], *, new: bool = False) -> None:
-        """Let exactly these children read. Words of Volt may come in any order: that of the highest revision counts.
+        """Let exactly these children read. Volt's words may arrive in any order: the highest revision counts.
 
-        An image without an endpoint stays closed, unless ``new``: then its endpoint is about to be, or Volt counts its
-        revisions anew. It does not wait for who makes or changes the source.
+        An image without an endpoint stays closed, unless ``new``: then the endpoint is being made, or Volt counts its
+        revisions anew. Does not wait for calls that make or change the source.
         """
 
     def close(self, image: str) -> None:
-        """Let nobody in any more until ``admit`` says ``new``."""
+        """Let no further children in until ``admit`` says ``new``."""
 
     def drop(self, image: str, content: Image | None) -> None:
         """Stop serving and forget the parents; reads that wait end. What was kept stays for the next ``ensure``.

@@ -1,8 +1,8 @@
 """The door of a driver: what all its public calls have in common.
 
-Who calls a driver catches DriverError. A machine without memory, open files or room answers with an OSError wherever a
-driver touches it; at the door that becomes a DriverError. And before its first call a driver has the kernel load what
-it needs: on a host that somebody just installed nothing of it is there.
+Callers of a driver catch DriverError. A machine without memory, open files or room raises an OSError anywhere in a
+driver; at the door that becomes a DriverError. Before its first call a driver has the kernel load the modules that the
+driver needs: a fresh host has loaded none of them.
 
 A call that returns a context manager is at work when that is entered and left, so the door is there, too.
 """
@@ -14,7 +14,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any, TypeVar
 
 from drivers.errors import DiskFull, DriverError, HostFailed
@@ -59,7 +58,7 @@ def _guarded(call: Callable[..., Any], *, needs_kernel: bool) -> Callable[..., A
             answer = call(self, *arguments, **named)
         except OSError as error:
             raise translated(error) from error
-        return _GuardedContext(answer) if isinstance(answer, AbstractContextManager) else answer
+        return _guarded_context(answer) if isinstance(answer, AbstractContextManager) else answer
 
     through_door._behind_door = True  # type: ignore[attr-defined]
     return through_door
@@ -73,21 +72,21 @@ def _translated() -> Iterator[None]:
         raise translated(error) from error
 
 
-class _GuardedContext(AbstractContextManager[T]):
-    """Who is within it may raise an OSError, which passes."""
-
-    def __init__(self, inner: AbstractContextManager[T]) -> None:
-        self._inner = inner
-
-    def __enter__(self) -> T:
+@contextmanager
+def _guarded_context(inner: AbstractContextManager[T]) -> Iterator[T]:
+    """As ``inner``. An OSError that is raised within it passes."""
+    with _translated():
+        entered = inner.__enter__()
+    try:
+        yield entered
+    except BaseException as error:
         with _translated():
-            return self._inner.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+            handled = inner.__exit__(type(error), error, error.__traceback__)
+        if not handled:
+            raise
+    else:
         with _translated():
-            return self._inner.__exit__(kind, error, traceback)
+            inner.__exit__(None, None, None)
 
 
 def _provide_once(driver: Any) -> None:

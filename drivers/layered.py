@@ -35,7 +35,7 @@ PIECE = 1 << 20
 
 
 class LayeredSource:
-    """See ``ImageSource``. ``step`` hears of each step, where the agent may be cut off."""
+    """Its calls: see ``ImageSource``. ``step`` hears of each step, where the agent may be cut off."""
 
     def __init__(
         self, attach: AttachDriver, cache: CacheDriver, export: ExportDriver,
@@ -53,15 +53,12 @@ class LayeredSource:
 
     @property
     def address(self) -> str:
-        """See ``ImageSource``."""
         return self._export.address
 
     def reserve(self, image: str) -> None:
-        """See ``ImageSource``."""
         self._export.reserve(image)
 
     def ensure(self, image: Image, parents: Sequence[Parent], *, fresh: bool = False) -> None:
-        """See ``ImageSource``."""
         base = self._attach.connect(image, parents)
         self._half_built.add(image.name)
         self._step("attach:connected")
@@ -71,7 +68,6 @@ class LayeredSource:
         self._half_built.discard(image.name)
 
     def ensure_origin(self, image: Image, content: Path | Opened) -> None:
-        """See ``ImageSource``."""
         self._publish(image, self._attach.origin(image, content), fresh=False)
 
     def _publish(self, image: Image, device: Device, *, fresh: bool) -> None:
@@ -80,18 +76,15 @@ class LayeredSource:
         self._step("attach:published")
 
     def follow(self, image: Image, parents: Sequence[Parent], *, sure: bool) -> None:
-        """See ``ImageSource``."""
         moved = self._attach.update(image, parents)
         if moved or not sure or image.name in self._half_built:
             log.info("image %s: dropping the old parents", image.name)
             self.ensure(image, parents, fresh=True)
 
     def unsettled(self, image: str) -> bool:
-        """See ``ImageSource``."""
         return self._attach.unsettled(image) or image in self._half_built
 
     def admit(self, image: str, revision: int, children: Sequence[Child], *, new: bool = False) -> None:
-        """See ``ImageSource``."""
         with self._admitting.hold(image):
             known = self._admitted.get(image)
             later = new if known is None else revision > known or (new and revision == known)
@@ -100,12 +93,10 @@ class LayeredSource:
                 self._admitted[image] = revision
 
     def close(self, image: str) -> None:
-        """See ``ImageSource``."""
         with self._admitting.hold(image):
             self._admitted.pop(image, None)
 
     def drop(self, image: str, content: Image | None) -> None:
-        """See ``ImageSource``."""
         self.close(image)
         acts: list[Callable[[], None]] = [
             lambda: self._attach.abandon(image),
@@ -127,47 +118,37 @@ class LayeredSource:
             raise errors[0]
 
     def device(self, image: Image) -> Device:
-        """See ``ImageSource``."""
         return self._export.local(image)
 
     def serving(self, image: str) -> bool:
-        """See ``ImageSource``."""
         return self._export.serving(image)
 
     def paths(self, image: str) -> Sequence[PathStatus]:
-        """See ``ImageSource``."""
         try:
             return self._attach.paths(image)
         except NotAttached:
             return []
 
     def hit_bytes(self, image: str) -> int | None:
-        """See ``ImageSource``."""
         return self._export.hit_bytes(image)
 
     def held(self, image: Image) -> CacheStats:
-        """See ``ImageSource``."""
         return self._cache.stats(image)
 
     def fill(self, image: Image, ranges: Sequence[Range]) -> None:
-        """See ``ImageSource``."""
         with open_blocks(image.name, self._export.local(image)) as blocks:
             for wanted in ranges:
                 for offset in range(wanted.offset, wanted.offset + wanted.length, PIECE):
                     blocks.read(offset, min(PIECE, wanted.offset + wanted.length - offset))
 
     def existing(self) -> frozenset[str]:
-        """See ``ImageSource``."""
         return self._export.existing() | self._attach.existing()
 
     def kept(self) -> frozenset[str]:
-        """See ``ImageSource``."""
         return self._cache.existing()
 
     def kept_size(self, key: str) -> int:
-        """See ``ImageSource``."""
         return self._cache.size(key)
 
     def forget(self, key: str) -> int:
-        """See ``ImageSource``."""
         return self._cache.remove(key)

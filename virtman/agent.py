@@ -10,7 +10,7 @@ import logging
 import os
 from functools import partial
 
-from drivers.base import CacheGroup, DeviceCache, Died, LostParent
+from drivers.base import Died, LostParent
 from drivers.errors import DriverError
 from drivers.host.space import Room
 from drivers.layered import LayeredSource
@@ -145,8 +145,8 @@ def _load_drivers(config: AgentConfig, lost: LostParent, died: Died, step: Step)
         return HostDrivers(
             LayeredSource(attach, cache, export, step),
             load("snapshot", config.snapshot)(config.place),
-            cache if isinstance(cache, CacheGroup) else None,
-            cache if isinstance(cache, DeviceCache) else None,
+            getattr(cache, "group", None),
+            getattr(cache, "devices", None),
         )
     except DriverError as error:
         raise ConfigError(str(error)) from error

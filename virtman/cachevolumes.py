@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drivers.base import CacheGroup, Volume
-from virtman import models, views
+from drivers.base import CacheGroup
+from drivers.cachemodels import Volume
 from virtman.devices import Devices
 from virtman.errors import NotFound, NoVolumes
 from virtman.upkeep import Upkeep
@@ -24,16 +24,19 @@ class CacheVolumes:
             raise NoVolumes(self._without)
         return self._maybe
 
-    def all(self) -> list[models.Volume]:
+    def all(self) -> list[Volume]:
         """The volumes of the cache. Raises NoVolumes, DriverError."""
         return self.views(self.require().volumes())
 
-    def views(self, found: list[Volume]) -> list[models.Volume]:
+    def views(self, found: list[Volume]) -> list[Volume]:
         """What is told of volumes."""
-        devices = self._devices.records()
-        return [views.volume(volume, devices) for volume in found]
+        devices = {record.name: record.device for record in self._devices.records.all()}
+        return [
+            volume.model_copy(update={"devices": [devices[name] for name in volume.devices if name in devices]})
+            for volume in found
+        ]
 
-    def add(self, path: Path) -> models.Volume:
+    def add(self, path: Path) -> Volume:
         """Let the cache use a disk, a partition, or a file that is made. Raises NoVolumes, DriverError."""
         volume = self.require().add_volume(path)
         self._tend(path)
@@ -42,7 +45,7 @@ class CacheVolumes:
     def remove(self, path: Path) -> None:
         """Take a volume from the cache, also while images are read.
 
-        Raises NoVolumes, NotFound; DriverError, VolumeInUse if somebody else has attached a device to it.
+        Raises NoVolumes, NotFound; DriverError, VolumeInUse if a foreign device is attached to it.
         """
         if not self.require().remove_volume(path):
             raise NotFound(f"{str(path)!r} is no volume of the cache")

@@ -1,4 +1,4 @@
-"""Devices of others that VMs read through this host's cache: attached, looked after, and let go.
+"""Devices of others that VMs read through this host's cache: attached, tended, and detached.
 
 A device is known by its number, which is the same whatever path leads to it. An attachment has a name, random,
 and a record from before the first act until after the last one. It ends with the host: after a reboot a record tells
@@ -15,7 +15,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from drivers.base import CachedDevice, DeviceCache
+from drivers.base import DeviceCache
+from drivers.cachemodels import CachedDevice
 from drivers.errors import DeviceInUse, DeviceRefused
 from drivers.host.locks import NamedLocks
 from virtman.accel import BOOT_ID
@@ -27,7 +28,7 @@ from virtman.steps import Step, log_step
 
 log = logging.getLogger(__name__)
 
-LOST, LEAVING = "lost", "leaving"
+LOST, ATTACHING, LEAVING = "lost", "attaching", "leaving"
 """States of a device besides those of drivers/base.py: it was attached before the host was started; it is to go, and
 its storage does not let it."""
 
@@ -55,7 +56,7 @@ class Devices:
         step: Step = log_step,
         number_in: Callable[[Path], str] = number_in,
     ) -> None:
-        self._records, self._maybe, self._without, self._step = records, driver, without, step
+        self.records, self._maybe, self._without, self._step = records, driver, without, step
         self._number_in = number_in
         self.locks = NamedLocks()
         """By the numbers of devices."""
@@ -69,7 +70,7 @@ class Devices:
         return self._maybe
 
     def attach(self, path: Path, passed: Passed | None = None) -> DeviceRecord:
-        """Have a device read through the cache; one that is already is given the size that it has now.
+        """Have a device read through the cache. A device that is attached already gets its present size.
 
         ``passed``: the device as the caller has opened it. Raises NoVolumes, BadDevice, DriverError, NoRoom: then it is
         not attached, or, if that is logged, given back later; what was attached before stays.
@@ -83,7 +84,7 @@ class Devices:
             record = self._of_number(number)
             if record is not None and not record.steady:
                 self._operations.resume(record)
-                record = self._records.get(record.name)
+                record = self.records.get(record.name)
             try:
                 if record is not None:
                     driver.attach_device(record.name, device)
@@ -109,7 +110,7 @@ class Devices:
             made = self._driver.attach_device(record.name, device)
             self._step("attach-device:attached")
             settled = record.settled(path=str(made.path), size=made.size)
-            self._records.put(record.name, settled)
+            self.records.put(record.name, settled)
             self._step("attach-device:done")
             return settled
 
@@ -117,29 +118,29 @@ class Devices:
             name=secrets.token_hex(8), state=State.ABSENT, device=str(path), number=number, boot=self._boot
         )  # fmt: skip
         settled = self._operations.run(record.begin(ATTACH_DEVICE), act)
-        for old in self._records.all():  # what the path led to before the host was started
+        for old in self.records.all():  # what the path led to before the host was started
             if old.device == str(path) and self._lost(old) and old.steady:
-                self._records.remove(old.name)
+                self.records.remove(old.name)
         return settled
 
     def undo_attach(self, record: DeviceRecord, _error: Exception | None) -> None:
-        """See KINDS: nobody was told of the attachment. Raises DriverError."""
+        """See KINDS: no caller knows of the attachment. Raises DriverError."""
         self._driver.detach_device(record.name)
         self._step("undo-attach-device:detached")
-        self._records.remove(record.name)
+        self.records.remove(record.name)
 
     def detach(self, path: Path, *, force: bool = False) -> None:
-        """Let a device go, by its own path or the one that was handed out. One that is not attached is fine.
+        """Detach a device, by its own path or the one that was handed out. One that is not attached is fine.
 
-        ``force``: also from under who has it open; he gets errors. Raises NoVolumes, DiskBusy, and nothing has changed;
-        DriverError: then it is let go later.
+        ``force``: also while a program has the path open, which gets errors. Raises NoVolumes, DiskBusy, and nothing
+        has changed; DriverError: then it is detached later.
         """
         _ = self._driver
         record = self._called(path)
         if record is None:
             return
         with self.locks.hold(record.number):
-            found = self._records.get(record.name)
+            found = self.records.get(record.name)
             if found is None:
                 return
             try:
@@ -151,22 +152,19 @@ class Devices:
         """See KINDS. Raises DriverError."""
         self._driver.detach_device(record.name, force=_by_force(record))
         self._step("detach-device:detached")
-        self._records.remove(record.name)
+        self.records.remove(record.name)
         self._step("detach-device:done")
 
     def _called(self, path: Path) -> DeviceRecord | None:
         """The record of what a path means: what is handed out, the device, or what was once called so."""
-        records, number = self._records.all(), self._number_in(path)
+        records, number = self.records.all(), self._number_in(path)
         here, before = ([r for r in records if self._lost(r) is lost] for lost in (False, True))
-        candidates = [
-            *(record for record in here if number and self._number_in(Path(record.path)) == number),
-            *(record for record in here if record.number == number),
-            *(record for record in (*here, *before) if str(path) in (record.device, record.path)),
-        ]
-        return next(iter(candidates), None)
+        by_number = (r for r in here if number and number in (r.number, self._number_in(Path(r.path))))
+        by_path = (r for r in (*here, *before) if str(path) in (r.device, r.path))
+        return next(by_number, None) or next(by_path, None)
 
     def _of_number(self, number: str) -> DeviceRecord | None:
-        return next((r for r in self._records.all() if r.number == number and not self._lost(r)), None)
+        return next((r for r in self.records.all() if r.number == number and not self._lost(r)), None)
 
     def _lost(self, record: DeviceRecord) -> bool:
         """Whether the host was started since it was attached."""
@@ -175,68 +173,48 @@ class Devices:
     # What the agent does unasked
 
     def tend(self, name: str) -> None:
-        """Have a device that does not read by way of the cache do so, if it can now. Raises DriverError."""
-        record = self._records.get(name)
+        """Finish or undo what was cut off, or have the device read by way of the cache, if it can be now.
+
+        A call that is under way with the device has precedence. Raises StateDamaged, DriverError.
+        """
+        record = self.records.get(name)
         if record is None:
             return
         with self.locks.hold_if_free(record.number) as free:
-            record = self._records.get(name)
-            if free and record is not None and record.steady and not self._lost(record):
+            record = self.records.get(name)
+            if not free or record is None:
+                return
+            if record.operation is not None:
+                self._operations.resume(record)
+            elif not self._lost(record):
                 self._driver.tend_device(name)
 
-    def repair_if_free(self, name: str) -> bool:
-        """Finish or undo what was cut off, unless a call is under way with the device. Returns whether it did.
-
-        Raises StateDamaged, DriverError.
-        """
-        record = self._records.get(name)
-        if record is None:
-            return False
-        with self.locks.hold_if_free(record.number) as free:
-            record = self._records.get(name)
-            if not free or record is None or record.steady:
-                return False
-            self._operations.resume(record)
-            return True
-
-    def records(self) -> list[DeviceRecord]:
-        """The records that can be read."""
-        return self._records.all()
-
-    def find(self, name: str) -> DeviceRecord | None:
-        """The record of an attachment. Raises StateDamaged."""
-        return self._records.get(name)
-
-    def troubles(self) -> dict[str, str]:
-        """Why records cannot be read, by name."""
-        return self._records.unreadable()
-
-    def strays(self) -> frozenset[str]:
+    def orphans(self) -> frozenset[str]:
         """Attachments on the host without a record."""
         if self._maybe is None:
             return frozenset()
-        return self._maybe.existing_devices() - frozenset(self._records.names())
+        return self._maybe.existing_devices() - frozenset(self.records.names())
 
-    def remove_stray(self, name: str) -> None:
-        """Remove what has no record, unless somebody has it open. Raises DriverError."""
-        if self._records.get(name) is None:
+    def remove_orphan(self, name: str) -> None:
+        """Remove an attachment without a record, unless its path is open. Raises DriverError."""
+        if self.records.get(name) is None:
             self._driver.detach_device(name)
 
     # What is told
 
-    def listed(self) -> list[tuple[DeviceRecord, str, CachedDevice | None]]:
-        """Each record with its state, and what the driver knows of it. Raises DriverError."""
-        known = {} if self._maybe is None else {device.name: device for device in self._maybe.devices()}
-        return [
-            (record, self._state(record, known.get(record.name)), known.get(record.name)) for record in self.records()
-        ]
-
-    def _state(self, record: DeviceRecord, device: CachedDevice | None) -> str:
-        if record.doing(DETACH_DEVICE):
-            return LEAVING
-        if record.operation is not None:
-            return "attaching" if record.doing(ATTACH_DEVICE) else record.operation.kind
-        return LOST if device is None else str(device.state)
+    def listed(self) -> dict[str, CachedDevice]:
+        """What is recorded, and what the driver knows of it, by attachments. Raises DriverError."""
+        known = {} if self._maybe is None else {device.device: device for device in self._maybe.devices()}
+        found = {}
+        for record in self.records.all():
+            device = known.get(record.name) or CachedDevice(
+                device=record.name, path=record.path, size=record.size, state=LOST
+            )
+            state = device.state
+            if record.operation is not None:
+                state = LEAVING if record.doing(DETACH_DEVICE) else ATTACHING
+            found[record.name] = device.model_copy(update={"device": record.device, "state": state})
+        return found
 
 
 def _by_force(record: DeviceRecord) -> bool:
@@ -246,7 +224,7 @@ def _by_force(record: DeviceRecord) -> bool:
 
 
 def _stays_attached(_devices: Devices, record: DeviceRecord, error: Exception | None) -> DeviceRecord | None:
-    """A device that somebody has open stays as it was. Storage that does not answer is asked again."""
+    """A device whose path is open stays as it was. Storage that does not answer is asked again."""
     return record.settled() if isinstance(error, DeviceInUse) else None
 
 

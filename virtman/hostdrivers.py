@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drivers.base import CacheGroup, DeviceCache, ImageSource, VmDiskDriver, Volume
+from drivers.base import CacheGroup, DeviceCache, ImageSource, VmDiskDriver
+from drivers.cachemodels import Volume
 
 
 @dataclass(frozen=True)

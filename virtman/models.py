@@ -15,6 +15,8 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from drivers.cachemodels import CachedDevice as CachedDevice  # noqa: PLC0414  (models of the API that drivers make)
+from drivers.cachemodels import Volume as Volume  # noqa: PLC0414
 from drivers.digests import PATTERN
 from drivers.host.watch import Death
 from virtman.names import NAME_PATTERN, PATH_PATTERN
@@ -509,38 +511,6 @@ class Sent(Model):
 
 
 # The host
-
-
-class Volume(Model):
-    """A volume of the cache. ``images``: those whose reads it keeps now; ``state``: see docs/operations.md.
-
-    ``devices``: paths of the devices of others that are read by way of it, as they were called. ``trouble``: why the
-    last that was done to it failed; it is tried again.
-    """
-
-    path: str
-    size: Bytes
-    state: str
-    images: list[str]
-    devices: list[str] = []
-    trouble: str = ""
-
-
-class CachedDevice(Model):
-    """A device of others that is read through the cache. ``path`` is handed out for it; VMs use it in its place.
-
-    ``state``: ``cached``; ``direct``: reads go to the device itself until a volume takes it; ``lost``: it was attached
-    before the host was started; or what is under way. Since a volume took it, ``hits`` and ``misses`` count requests,
-    and ``cache_bytes`` were read that the device was not asked for. What is held of it the kernel does not tell.
-    """
-
-    device: str
-    path: str
-    size: Bytes
-    state: str
-    hits: Bytes = 0
-    misses: Bytes = 0
-    cache_bytes: Bytes = 0
 
 
 class CachedDeviceList(Model):

@@ -137,7 +137,7 @@ class Overview:
             cached_devices=self.devices(),
             strays=sorted(self._vms.strays()),
             damaged=views.left_alone(
-                self._vms.records.unreadable(), self._stacks.records.unreadable(), self._devices.troubles()
+                self._vms.records.unreadable(), self._stacks.records.unreadable(), self._devices.records.unreadable()
             ),
             troubles=self._upkeep.queue.troubles(),
             deaths=deaths(),
@@ -145,8 +145,8 @@ class Overview:
 
     def devices(self) -> list[models.CachedDevice]:
         """The devices that are read through the cache. Raises DriverError."""
-        return [views.cached_device(*each) for each in self._devices.listed()]
+        return list(self._devices.listed().values())
 
     def device(self, name: str) -> models.CachedDevice:
         """The device of an attachment. Raises DriverError."""
-        return next(views.cached_device(*each) for each in self._devices.listed() if each[0].name == name)
+        return self._devices.listed()[name]

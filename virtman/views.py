@@ -11,7 +11,7 @@ from drivers import base
 from virtman import models
 from virtman.domain import NONE, mac_of
 from virtman.hostfiles import translate_os_errors
-from virtman.records import ARRIVE, DeviceRecord, ImageRecord, Snapshot, VmRecord
+from virtman.records import ARRIVE, ImageRecord, Snapshot, VmRecord
 from volt.client import Image as PublishedImage
 
 
@@ -91,24 +91,6 @@ def stack(
         fetched_bytes=stats.held_bytes, cache_file_bytes=stats.file_bytes, cache_hit_bytes=hit_bytes,
         paths=[models.Route(host=p.parent.host, address=p.parent.address, state=p.state) for p in paths],
         children=[child.host for child in record.children], vms=list(vms), in_place=in_place,
-    )  # fmt: skip
-
-
-def volume(found: base.Volume, devices: Iterable[DeviceRecord]) -> models.Volume:
-    """A volume of the cache. ``devices``: all that are attached."""
-    return models.Volume(
-        path=str(found.path), size=found.size, state=found.state, images=list(found.images),
-        devices=[record.device for record in devices if record.name in found.devices], trouble=found.trouble,
-    )  # fmt: skip
-
-
-def cached_device(record: DeviceRecord, state: str, found: base.CachedDevice | None) -> models.CachedDevice:
-    """A device that is read through the cache; ``found``: what the driver knows of it."""
-    if found is None:
-        return models.CachedDevice(device=record.device, path=record.path, size=record.size, state=state)
-    return models.CachedDevice(
-        device=record.device, path=str(found.path), size=found.size, state=state, hits=found.hits, misses=found.misses,
-        cache_bytes=found.cache_bytes,
     )  # fmt: skip
 
 

@@ -95,11 +95,11 @@ class DeviceKeeper:
         self._devices, self._queue = devices, queue
 
     def keys(self) -> list[str]:
-        return [DEVICE + record.name for record in self._devices.records()]
+        return [DEVICE + record.name for record in self._devices.records.all()]
 
     def needy(self) -> set[str]:
         """Paths of devices with something to end."""
-        return {record.device for record in self._devices.records() if not record.steady}
+        return {record.device for record in self._devices.records.all() if not record.steady}
 
     def tend(self) -> None:
         """A heartbeat: have all checked."""
@@ -108,16 +108,16 @@ class DeviceKeeper:
 
     def removals(self) -> list[Callable[[], None]]:
         """What removes attachments without a record."""
-        return [partial(self._devices.remove_stray, name) for name in sorted(self._devices.strays())]
+        return [partial(self._devices.remove_orphan, name) for name in sorted(self._devices.orphans())]
 
     def plan(self, name: str) -> Job | None:
-        record = self._devices.find(name)
+        record = self._devices.records.get(name)
         if record is None:
             return None
         if self._devices.locks.taken(record.number):
             return BUSY
         if record.operation is not None:
-            return Job("repair", partial(self._devices.repair_if_free, name))
+            return Job("repair", partial(self._devices.tend, name))
         if self._queue.asked(DEVICE + name, CHECK):
             return Job(CHECK, partial(self._devices.tend, name), on_demand=True)
         return None

@@ -108,7 +108,7 @@ class IscsiAttach:
                 log.debug("ending the connection to %s: %s", session.target, error)  # there may be none
 
     def disconnect(self, image: str) -> None:
-        """Remove the map and all sessions and records of the image's parents. Nobody reads the map any more.
+        """Remove the map and all sessions and records of the image's parents. The map has no reader any more.
 
         Raises BadName, NotOurs, CommandFailed.
         """

@@ -9,11 +9,10 @@ network may pause, and nothing is better: the connection stays, until open-iscsi
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-from drivers.attach.iscsimonitor import INTERVAL, Monitor
+from drivers.attach.iscsimonitor import Monitor
 from drivers.attach.quarantine import Quarantine
 from drivers.base import Image
 from drivers.errors import DriverError
@@ -27,25 +26,20 @@ log = logging.getLogger(__name__)
 class HealthCheck:
     """Checks the parents of one image. ``parents`` are on the list; ``disks`` are those of all its sessions."""
 
-    def __init__(
-        self, image: Image, monitor: Monitor, quarantine: Quarantine[Target], stopped: threading.Event
-    ) -> None:
-        self._image, self._monitor, self._quarantine, self._stopped = image, monitor, quarantine, stopped
+    def __init__(self, image: Image, monitor: Monitor, quarantine: Quarantine[Target]) -> None:
+        self._image, self._monitor, self._quarantine = image, monitor, quarantine
         self.parents: Set[Target] = frozenset()
         self.disks: Mapping[str, Target] = {}
 
     def check(self, target: Target) -> None:
-        """Return once a parent answers reads, or was left. Raises OSError."""
-        while not self._stopped.is_set() and self._is_stalled(target):
-            if target not in self.parents:
-                self._leave(target, "is not on the list any more")  # another table for the map waits for its reads
-                return
-            better = first_that_answers(self._others(target))
-            if better is not None and self._is_stalled(target):
-                self._quarantine.add(target)
-                self._leave(target, f"{better} does")
-                return
-            self._stopped.wait(INTERVAL)
+        """Leave a stalled parent if another answers a read. Repeat this while the parent is stalled. Raises OSError."""
+        if target not in self.parents:
+            self._leave(target, "is not on the list any more")  # another table for the map waits for its reads
+            return
+        better = first_that_answers(self._others(target))
+        if better is not None and self._is_stalled(target):
+            self._quarantine.add(target)
+            self._leave(target, f"{better} does")
 
     def _is_stalled(self, target: Target) -> bool:
         return any(self._monitor.is_stalled(number) for number, other in self.disks.items() if other == target)

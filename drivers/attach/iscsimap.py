@@ -75,11 +75,9 @@ def groups_of(policy: str, disks: Sequence[str], last: int) -> Groups:
 
 
 def table_of(image: Image, policy: str, groups: Groups) -> str:
-    """Linux: admin-guide/device-mapper; drivers/md/dm-mpath.c, parse_priority_group."""
+    """Reads by these disks; without any, reads wait."""
     selector = "service-time" if policy == FAILOVER else policy
-    told = [f"{selector} 0 {len(group)} 0 {' '.join(group)}" for group in groups]
-    counts = f"{len(groups)} {min(1, len(groups))}"
-    return " ".join([f"0 {image.size // SECTOR} multipath 1 {multipath.HOLDS} 0 {counts}", *told])
+    return multipath.table(image.size // SECTOR, groups, selector, holds=True, requests=True)
 
 
 def fail_reads(name: str) -> None:

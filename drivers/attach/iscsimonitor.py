@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from drivers.attach.iscsiroute import Route
 
 INTERVAL, CALM_INTERVAL = 0.25, 1.0
-"""Seconds between two looks at disks; and between two at sessions, while every image has all that it wants."""
+"""Seconds between two checks of disks; and between two of sessions, while every image has all that it wants."""
 
 STALL = 1.25
 """Seconds without a completed read after which a parent is left, if another parent answers a read."""
@@ -47,8 +47,8 @@ class Monitor:
         self._stalls: Mapping[str, float] = {}
         self._events: Mapping[str, int] = {}
         self._logins: Mapping[Target, str] = {}
-        self._next_look = 0.0
-        """When sessions are looked at next, though all images are settled."""
+        self._next_check = 0.0
+        """When sessions are checked next, though all images are settled."""
 
     def add(self, route: Route) -> None:
         """Watch one more image. Raises OSError without a thread."""
@@ -78,29 +78,29 @@ class Monitor:
         alarm, event = Alarm(), True
         try:
             while not self._stopped.is_set():
-                if event:  # armed before the look, so that no event is missed
+                if event:  # armed before the check, so that no event is missed
                     alarm.arm()
                 with self._lock:
                     routes = list(self._routes)
                 if event:
-                    self._look_at_maps(routes)
-                self._look_at_sessions(routes)
-                self._look_at_disks(routes)
+                    self._check_maps(routes)
+                self._check_sessions(routes)
+                self._check_disks(routes)
                 event = alarm.wait(INTERVAL)
         finally:
             alarm.close()
 
-    def _look_at_maps(self, routes: list[Route]) -> None:
+    def _check_maps(self, routes: list[Route]) -> None:
         before, self._events = self._events, devmapper.all_events(self._prefix)
         for route in routes:
             if before.get(route.map) != self._events.get(route.map):
                 route.wake()
 
-    def _look_at_sessions(self, routes: list[Route]) -> None:
+    def _check_sessions(self, routes: list[Route]) -> None:
         now = time.monotonic()
-        if now < self._next_look and all(route.settled for route in routes):
+        if now < self._next_check and all(route.settled for route in routes):
             return
-        self._next_look = now + CALM_INTERVAL
+        self._next_check = now + CALM_INTERVAL
         logins = {target: session.folder for target, session in sessions().items() if session.logged_in}
         changed = {image_of(target.name) for target, _ in logins.items() ^ self._logins.items()}
         self._logins = logins
@@ -108,7 +108,7 @@ class Monitor:
             if route.image.name in changed:
                 route.note_logins()
 
-    def _look_at_disks(self, routes: list[Route]) -> None:
+    def _check_disks(self, routes: list[Route]) -> None:
         """Measure the disks of the images whose maps have requests under way."""
         users = {number: route for route in routes if _is_busy(route.map) for number in route.disks}
         self._stalls = self._clock.look(users.keys(), time.monotonic())
@@ -118,7 +118,7 @@ class Monitor:
 
 
 def _is_busy(name: str) -> bool:
-    """Whether a map has requests that have not completed. Raises OSError without room to look."""
+    """Whether a map has requests that have not completed. Raises OSError without room to check."""
     try:
         return devmapper.counted(name)[_UNDER_WAY] != "0"
     except FileNotFoundError:

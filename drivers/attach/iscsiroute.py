@@ -1,7 +1,7 @@
 """The way of one image to its parents: which parents are read by, and in which order.
 
-A parent is ``AWAY`` until it has answered a read, then ``READY``, and ``USED`` once the map reads by its disk. A look
-compares the list of parents with the sessions and the map, and takes the next step. A look follows each event, and is
+A parent is ``AWAY`` until it has answered a read, then ``READY``, and ``USED`` once the map reads by its disk. A check
+compares the list of parents with the sessions and the map, and takes the next step. A check follows each event, and is
 due when the next step is. What takes long, as a login does, a thread of the parent does.
 
 With the path policy ``failover`` the first parent is logged in to before the others: hosts that start together need one
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY, _LONGEST_RETRY = 0.2, 10.0
 _NEXT_STEP, _CALM = 1.0, 300.0
-"""Seconds until the next look, unless an event comes first: after a look that began a step or failed, and at most."""
+"""Seconds until the next check, unless an event comes first: after a check that began a step or failed, and at most."""
 
 _NO_DISK, _NO_ANSWER = "it has no disk yet", "its disk does not answer reads"
 _STARTING = ("", REFUSED, _NO_DISK, NOT_RUNNING, READ_WAITS)
@@ -106,16 +106,16 @@ class Route:
         """Make the map, or find what an earlier driver object made. Raises NoParents, BadAddress, BadDisk, ..."""
         self.image, self._host = image, host
         self._paths = {parent: _Path(target) for parent, target in _targets(image, parents).items()}
-        self._looking = threading.RLock()
-        """One look at a time: a look may wait for reads below the map."""
+        self._checking = threading.RLock()
+        """One check at a time: a check may wait for reads below the map."""
         self._stopped, self._woken = threading.Event(), threading.Event()
         self._quarantine: Quarantine[Target] = Quarantine()
-        self._health = HealthCheck(image, host.monitor, self._quarantine, self._stopped)
+        self._health = HealthCheck(image, host.monitor, self._quarantine)
         self._jobs = _Jobs(self._stopped)
         self.settled = False
         """Whether all parents are used, and no other has a session."""
         self._next = 0.0
-        """When the next look is due."""
+        """When the next check is due."""
         self._map = ParentsMap(image, host.policy)
         is_new = not self._map.open()
         self._alone_until = time.monotonic() + host.patience * (is_new and host.policy == FAILOVER)
@@ -124,24 +124,24 @@ class Route:
 
     def start(self) -> None:
         """Look for the parents now, and from now on. Raises DriverError, OSError."""
-        self._host.monitor.add(self)  # first: also the first look may wait for a parent that hangs
-        self._look()
+        self._host.monitor.add(self)  # first: also the first check may wait for a parent that hangs
+        self._check()
         self._thread.start()
 
     def follow(self, parents: Sequence[Parent]) -> None:
         """Follow a new list: other parents are out of the map when this returns. Raises DriverError, OSError."""
         targets = _targets(self.image, parents)
-        with self._looking:
+        with self._checking:
             known = {path.target: path for path in self._paths.values()}
             paths = {parent: known.get(target) or _Path(target) for parent, target in targets.items()}
             for parent, path in paths.items():
                 path.target = targets[parent]  # its secret may be another one
             self._paths = paths
-            self._look()
+            self._check()
         self._woken.set()  # the watching thread may sleep for long
 
     def statuses(self) -> list[PathStatus]:
-        """The parents in the order of the list. Does not wait for a look."""
+        """The parents in the order of the list. Does not wait for a check."""
         paths = self._paths
         used = [path for path in paths.values() if path.phase is Phase.USED]
         first = min(used, key=lambda path: self._quarantine.holds(path.target), default=None)
@@ -200,16 +200,16 @@ class Route:
         while not self._stopped.is_set():
             self._woken.clear()
             try:
-                self._look()
+                self._check()
             except (DriverError, OSError) as error:
                 self.settled, self._next = False, time.monotonic() + _NEXT_STEP
-                log.warning("image %s: looking after its paths: %s", self.image.name, error)
+                log.warning("image %s: checking its paths: %s", self.image.name, error)
             self._tell_losses()
             self._woken.wait(max(0, self._next - time.monotonic()))
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Take the next step to a map that is read by all parents that can be read."""
-        with self._looking:
+        with self._checking:
             now = time.monotonic()
             there, good = sessions(self.image.name), self._map.state().good
             wanted = {path.target for path in self._paths.values()}
@@ -331,7 +331,7 @@ class Route:
         try:
             if target not in self._health.parents:
                 log_out(target)
-        except (DriverError, OSError) as error:  # the next look tries again
+        except (DriverError, OSError) as error:  # the next check tries again
             log.warning("image %s: logging out of %s: %s", self.image.name, target.name, error)
 
 

@@ -33,7 +33,7 @@ from typing import Protocol
 
 from drivers.attach.quarantine import Quarantine
 from drivers.attach.routes import Routes, origin_file
-from drivers.base import Device, Endpoint, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
+from drivers.base import Device, Image, LostParent, Opened, Parent, PathState, PathStatus, Place
 from drivers.door import door
 from drivers.errors import NoParents, NotServing, ProtocolViolated
 from drivers.host.watch import Watch
@@ -586,7 +586,7 @@ def _sockets(image: Image, parents: Sequence[Parent]) -> dict[Parent, Path]:
 
     A parent that this user may not connect to is left out: a read would wait for that parent for ever.
     """
-    sockets = {parent: fitting(socket_of(Endpoint(parent.address, image.name))) for parent in parents}
+    sockets = {parent: fitting(socket_of(parent.address, image.name)) for parent in parents}
     usable = {parent: path for parent, path in sockets.items() if not _is_denied(path)}
     if sockets and not usable:
         raise NoParents(

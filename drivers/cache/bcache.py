@@ -1,15 +1,14 @@
 """Keep what was read from the parents in bcache volumes, which all images of the host share (the cache group).
 
 Each volume is a bcache cache set, in a file or on a disk (cachevolumes.py beside this). Each image is attached to one
-of them as a backing device, or to none, and can leave it for another while it is read. bcache wants its superblock at
-the start of a backing device: below it lies a linear map of a small local header and of what reads from the parents,
-which sees to it that readers who miss the same cause one fetch (onefetch.py). Above bcache a map splits large reads,
-see SPLIT; and above that a multipath map reads from the parents what bcache refuses. Nothing here waits for a parent::
+of them as a backing device (backing.py), or to none, and can leave it for another while it is read. Below bcache,
+readers who miss the same range cause one fetch (onefetch.py). Above bcache a map splits large reads, see SPLIT; and
+above that a multipath map reads from the parents what bcache refuses. Nothing here waits for a parent::
 
     virtman-cache-NAME-KEY (read-only) -> virtman-cachesplit-NAME-KEY -> bcacheN
              └-----> parents
 
-    bcacheN -> virtman-cacheof-NAME-KEY -> header's loop device, zeros
+    bcacheN -> virtman-cacheof-NAME-KEY -> header's loop device
        |                └----------------> virtman-cacheonce-NAME-KEY -> parents
        └-----> virtman-cachevol-NUMBER -> volume
 
@@ -19,6 +18,7 @@ anew. bcache writes down within 30 s which ranges a volume holds, and not before
 cut costs what was fetched in the last half minute (Linux: drivers/md/bcache/btree.c, bch_btree_leaf_dirty; what it only
 caches is not in its journal); docs/performance.md says what was seen besides. A superblock that bcache refuses is
 thrown away with what it describes.
+
 When a volume fails, bcache itself reads from the parents what the volume cannot give, and detaches its images; but
 while it does so it also refuses reads of the parents (Linux: closure_bio_submit, CACHE_SET_IO_DISABLE).
 """
@@ -30,19 +30,17 @@ import logging
 import threading
 from pathlib import Path
 
-from drivers.base import CachedDevice, CacheStats, Device, Image, Place, Volume
-from drivers.cache import cacheddevices, fetchnotes, onefetch
+from drivers.base import CacheStats, Device, Image, Place
+from drivers.cache import backing, onefetch
 from drivers.cache.cacheddevices import Devices
-from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label
+from drivers.cache.cachefiles import Files, kernel_base, label
 from drivers.cache.cachegroup import IMAGE, Group
 from drivers.cache.cachevolumes import Volumes
 from drivers.door import door
-from drivers.errors import BadDevice, BadDisk, DriverError, InUse
-from drivers.host.command import run
-from drivers.host.folders import matching
+from drivers.errors import BadDisk, DriverError
 from drivers.host.space import Room
 from drivers.kernel import bcachedev, devmapper, loopdev, multipath, ownership
-from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
+from drivers.kernel.devmapper import SECTOR
 
 log = logging.getLogger(__name__)
 
@@ -57,69 +55,38 @@ empty."""
 SPLIT = 64 << 10
 """Bytes of the largest read that reaches bcache: for each read it keeps only the first range that it had to fetch."""
 
-GUARD, GUARD_BEHIND = 8 << 20, 2 << 20
-"""Bytes of zeros before and behind an image on its bcache device. When the device begins to run, the kernel looks there
-for partitions and udev for file systems; in an image that would wait for parents, and read what guests wrote. What is
-looked for farthest from the start is 4 MiB behind it, and from the end 3087 sectors before it (libblkid:
-superblocks/luks.c, superblocks/promise_raid.c)."""
-
-SUPERBLOCK_AT = 16384
-"""Bytes from the start of a header to bcache's superblock, which no probe of the header's loop device finds there."""
-
-_SECTOR = devmapper.SECTOR
-_HEADER = bcachedev.SUPERBLOCK
-
 
 @door
 class BcacheCache:
-    """The headers in ``<state>/cache``, and the volumes."""
+    """The headers in ``<state>/cache``, and two further contracts: ``group`` has the volumes, ``devices`` the devices
+    of others that are read through the same volumes.
+    """
 
-    needs = Needs(
-        tools=(Tool("make-bcache", "bcache-tools"), DMSETUP, LOSETUP, MODPROBE, UDEVADM),
-        modules=("bcache", *onefetch.MODULES, *cacheddevices.MODULES, "dm_zero"),
-        nodes=(DEVICE_MAPPER, LOOP),
-        root=True,
-    )
+    needs = Group.needs
 
     def __init__(self, place: Place, *, pool_size: int = POOL_SIZE, bucket: int = BUCKET, split: int = SPLIT) -> None:
         ownership.claim(place.state)
-        self._folder = place.state / "cache"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = place.state / "cache"
+        self._files = Files(folder, "header", "new", "held")
         room = Room(place.state, place.reserve)
-        self._group = Group(self._folder, Volumes(file_size=pool_size, bucket=bucket, room=room))
-        self._devices = Devices(self._group, place.group, split)
+        self.group = Group(folder, Volumes(file_size=pool_size, bucket=bucket, room=room))
+        self.devices = Devices(self.group, place.group, split)
         self._split = split
-        self._calm = threading.Lock()
+        self._counting = threading.Lock()
         self._seen: dict[str, int] = {}
-        """How much was fetched for an image when its memory was looked at last."""
-        self._freed: dict[str, int] = {}
-        """And how much when it was given back last: there is none since."""
+        """How much was fetched for an image when its memory was checked last."""
 
     def open(self, image: Image, base: Device) -> Device:
         """A read-only disk over ``base`` that keeps what it reads. A damaged volume or header starts empty.
 
-        Without a volume that runs, the disk reads from ``base`` until there is one.
-
-        Raises BadDevice, also if the image is open over another device; BadDisk if the image's size is no multiple of
-        512; NotReleased, CommandFailed.
+        Without a volume that runs, the disk reads from ``base`` until there is one. Raises BadDevice; BadDisk if the
+        image's size is no multiple of 512; NotReleased, CommandFailed.
         """
-        if base.path is None:
-            raise BadDevice(f"image {image.name}: what is below the cache is no kernel device")
-        if image.size % _SECTOR:
-            raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {_SECTOR}")
-        top = _top(image)
-        with self._group.lock:
-            self._check_base(image, base.path)
+        source, top = kernel_base(image, base), _top(image)
+        with self.group.lock:
             if not devmapper.exists(top):
                 try:
-                    disk = self._start_disk(image, base.path)
-                    note = fetchnotes.read(self._note(image))
-                    note = note.opened(_volume(image), onefetch.fetched(label(image)))
-                    fetchnotes.write(self._note(image), note)
-                    sectors = image.size // _SECTOR
-                    pieces = devmapper.pieces(0, sectors, disk, GUARD // _SECTOR, self._split)
-                    split = devmapper.create(_split_of(image), pieces, read_only=True)
-                    devmapper.create(top, [devmapper.either(split, base.path, sectors)], read_only=True)
+                    self._start(image, source)
                 except (DriverError, OSError):
                     self._undo(image)
                     raise
@@ -128,9 +95,9 @@ class BcacheCache:
     def close(self, image: Image) -> None:
         """Remove all but the header and what the volume holds; the volumes are stopped with the last image.
 
-        Raises CommandFailed if somebody reads from the disk, NotReleased. ``tend_volume`` tells of errors of volumes.
+        Raises CommandFailed if a program reads from the disk, NotReleased. ``tend_volume`` raises errors of volumes.
         """
-        with self._group.lock:
+        with self.group.lock:
             self._close(image)
 
     def remove(self, key: str) -> int:
@@ -138,213 +105,104 @@ class BcacheCache:
 
         Raises InUse if the image is open.
         """
-        with self._group.lock:
-            headers = list(matching(self._folder, f"{checked_key(key)}-*.header"))
-            for header in headers:
-                if loopdev.device_of(header):
-                    raise InUse(header)
-            freed = self.size(key)
-            for file in matching(self._folder, f"{key}-*"):
-                file.unlink()
-        return freed
+        with self.group.lock:
+            return self._files.remove(key)
 
     def size(self, key: str) -> int:
         """The bytes that ``remove`` would free: those of the header."""
-        return sum(file_bytes(header) for header in matching(self._folder, f"{checked_key(key)}-*.header"))
+        return self._files.size(key)
 
     def stats(self, image: Image) -> CacheStats:
         """``held_bytes``: what was fetched for the image since it joined its volume, at most its size; if it was open
         then, since the next call.
 
         bcache does not count what it holds per image. The figure is too high for what was fetched and not kept, or
-        dropped since for other images. ``file_bytes`` is that of all volumes in files, which all images share.
+        dropped since for other images; after a power cut it is too low for what was fetched since the opening.
+        ``file_bytes`` is that of all volumes in files, which all images share.
 
         An image that has a volume again reads by way of the cache again. Memory is freed if nothing was fetched since
-        the last call: what it holds is in the volume by now.
+        the last call: what it holds is in the volume then.
         """
-        note = fetchnotes.read(self._note(image))
-        if not self._is_calm(image, note.volume):
-            with self._group.lock:
+        held = 0
+        with self._counting:  # not the group's lock, which may be held for long
+            try:
                 self._return(image)
-                self._count(image)
-                if devmapper.exists(_top(image)):
-                    self._free(label(image))
-                note = fetchnotes.read(self._note(image))
-        return CacheStats(held_bytes=min(note.held, image.size), file_bytes=self._group.file_bytes())
+                held = self._held(image)
+            except (DriverError, OSError) as error:
+                log.info("image %s: its cache is being closed, it seems: %s", image.name, error)
+        return CacheStats(held_bytes=min(held, image.size), file_bytes=self.group.file_bytes())
 
     def existing(self) -> frozenset[str]:
         """Keys of the images with a header, whole or half made."""
-        files = [path for kind in ("header", "new") for path in matching(self._folder, f"*-*.{kind}")]
-        return frozenset(map(key_of, files))
-
-    def volumes(self) -> list[Volume]:
-        """All volumes, also those that have failed or are missing, and the first one while there is no room for it.
-
-        No disk is asked, and nobody is waited for.
-        """
-        return self._group.described()
-
-    def tend_volume(self, path: Path) -> None:
-        """Take the next steps of a volume: start, stop, format or remove it, and have images join that have none.
-
-        Raises BadVolume if the path does not lead to the volume, or nothing answers; BadDisk if bcache refuses the
-        volume, or an image; VolumeInUse, NotReleased, NoSpace, CommandFailed.
-        """
-        self._group.tend(path)
-
-    def add_volume(self, path: Path) -> Volume:
-        """Let images use a disk, a partition, or a file, which is made. An existing volume is no error.
-
-        Images that have no volume join it. Raises BadVolume, and nothing has changed, if anything but an old volume
-        is there, or it is in use, or too small; NoSpace, CommandFailed.
-        """
-        return self._group.add(path)
-
-    def remove_volume(self, path: Path) -> bool:
-        """Release a volume: a file is deleted, a disk is free again. False: there is none.
-
-        Its images go on, on the other volumes or without any; what it held is fetched anew. A volume that cannot be
-        released takes no more images, and ``tend_volume`` goes on with its removal. Raises VolumeInUse, NotReleased,
-        CommandFailed, DiskFull.
-        """
-        return self._group.remove(path)
-
-    def attach_device(self, name: str, device: Path) -> Device:
-        """A device of somebody else, read through the volumes that images use, and written through.
-
-        Without a volume that runs, it goes straight to the device until there is one. Raises DeviceRefused, BadDevice,
-        BadName, NotOurs, CommandFailed.
-        """
-        return self._devices.attach(name, device)
-
-    def tend_device(self, name: str) -> None:
-        """Have a device read by way of a volume again, or at last, with nothing of it there.
-
-        Raises CommandTimedOut if its storage does not answer, NotReleased, BadName, CommandFailed.
-        """
-        self._devices.tend(name)
-
-    def detach_device(self, name: str, *, force: bool = False) -> None:
-        """Let a device go, with all that was made for it. Raises DeviceInUse, NotReleased, BadName, CommandFailed."""
-        self._devices.detach(name, force=force)
-
-    def devices(self) -> list[CachedDevice]:
-        """Those that are attached. Raises CommandFailed."""
-        return self._devices.found()
-
-    def existing_devices(self) -> frozenset[str]:
-        """Names of attachments with a map or a header."""
-        return self._devices.existing()
-
-    def _is_calm(self, image: Image, volume: str) -> bool:
-        """Whether it is read by way of this volume, and nothing was fetched for it since its memory was given back.
-
-        Most images are at most times, and all that are used are asked for every few seconds: without the lock of the
-        group, which may be held for long, and one after the other, since threads that read files side by side pass the
-        interpreter to each other with each of them.
-        """
-        try:
-            with self._calm:
-                return self._looks_calm(image, volume)
-        except (DriverError, OSError):  # somebody may be closing it just now
-            return False
-
-    def _looks_calm(self, image: Image, volume: str) -> bool:
-        name, top = label(image), _top(image)
-        freed = self._freed.get(name)  # once: whoever closes it takes it out meanwhile
-        if freed is None or onefetch.fetched(name) != freed:
-            return False
-        home = bcachedev.set_of(_below(image))
-        if home is None or home.name != volume:
-            return False
-        if multipath.state(onefetch.device(name).name).failed:
-            return False
-        paths = multipath.state(top)
-        return not paths.failed and paths.group <= 1
+        return self._files.keys()
 
     def _return(self, image: Image) -> None:
-        """Read by way of bcache again, or of the parents, if that has failed."""
-        top = _top(image)
-        if devmapper.exists(top):
-            once = onefetch.device(label(image)).name
-            multipath.reinstate(once, multipath.state(once).failed)
-            paths = multipath.state(top)
-            multipath.reinstate(top, paths.failed)
-            if paths.failed or paths.group > 1:  # an agent may have died between the two
-                multipath.switch_to(top, 1)
-
-    def _check_base(self, image: Image, base: Path) -> None:
-        """Raises BadDevice if the image is open over another device."""
-        source = onefetch.source(label(image))
-        if not devmapper.exists(source.name):
+        """Read by way of bcache again, or of the parents, if that has failed; and give memory back."""
+        top, name = _top(image), label(image)
+        if not devmapper.exists(top):
             return
-        if not base.exists() or devmapper.numbers_in(devmapper.table(source.name)) != [devmapper.number(base)]:
-            raise BadDevice(f"image {image.name}: it is open over another device than {base}; close it first")
+        once = onefetch.device(name).name
+        multipath.reinstate(once, multipath.state(once).failed)
+        paths = multipath.state(top)
+        multipath.reinstate(top, paths.failed)
+        if paths.failed or paths.group > 1:  # an agent may have died between the two
+            multipath.switch_to(top, 1)
+        fetched = onefetch.fetched(name)
+        if self._seen.get(name) == fetched:  # else it may be on its way to the volume, and would be fetched again
+            onefetch.free(name)
+        self._seen[name] = fetched
 
-    def _start_disk(self, image: Image, base: Path) -> Path:
-        """The bcache device of an image, which is in a volume afterwards if there is one."""
-        below = _below(image)
-        if not devmapper.exists(below):
-            if not self._header(image).exists():
-                self._make_header(image)
-            self._attach_disk(image, base)
+    def _start(self, image: Image, base: Path) -> None:
         try:
-            bcachedev.register(below)
+            self._register(image, base)
         except BadDisk as error:
             log.warning("image %s: its cache starts empty: %s", image.name, error)
-            self._detach_disk(image)
-            self._forget(image)
-            self._make_header(image)
-            self._attach_disk(image, base)
-            bcachedev.register(below)
-        self._group.settle()
-        with contextlib.suppress(DriverError, OSError):  # tend_volume tells why
-            self._group.join(below)
-        settings = bcachedev.settings(below)
-        if not (settings / "dev").exists():
+            self._remove_backing(image)
+            for kind in ("header", "held"):
+                self._files.of(image, kind).unlink(missing_ok=True)
+            self._register(image, base)
+        self.group.settle()
+        below = _below(image)
+        with contextlib.suppress(DriverError, OSError):  # tend_volume raises it
+            self.group.join(below)
+        if not (bcachedev.settings(below) / "dev").exists():
             # Its volume is not there. bcache waits for it unless told not to, and then does not trust what it holds.
-            bcachedev.tell(settings / "running", "1")
-        bcachedev.wait((settings / "dev/dev").exists, f"bcache device of image {image.name}")
-        (settings / "sequential_cutoff").write_text("0")
-        return Path("/dev") / (settings / "dev").resolve().name
+            bcachedev.tell(bcachedev.settings(below) / "running", "1")
+        disk = bcachedev.disk(below, sequential_cutoff="0")
+        sectors = image.size // SECTOR
+        pieces = devmapper.pieces(0, sectors, disk, backing.GUARD // SECTOR, self._split)
+        split = devmapper.create(_split_of(image), pieces, read_only=True)
+        self._held(image)  # begins to count in a volume that is new to the image
+        either = multipath.table(sectors, [[devmapper.number(device)] for device in (split, base)])
+        devmapper.create(_top(image), [either], read_only=True)
 
-    def _make_header(self, image: Image) -> None:
-        fresh = file_of(self._folder, image, "new")
-        fresh.unlink(missing_ok=True)
-        with fresh.open("wb") as file:
-            file.truncate(_HEADER)
-        run(["make-bcache", "-B", "--data-offset", str(_HEADER // _SECTOR), "--block", str(_SECTOR), str(fresh)])
-        fresh.write_bytes(bytes(SUPERBLOCK_AT) + fresh.read_bytes()[:_HEADER])
-        fresh.rename(self._header(image))
+    def _register(self, image: Image, base: Path) -> None:
+        """Have bcache take the image. Raises BadDisk if bcache refuses its header."""
+        below, file = _below(image), self._files.of(image, "header")
+        if not devmapper.exists(below):
+            if not file.exists():
+                backing.make_header(file)
+            header, sectors = loopdev.attach(file), image.size // SECTOR
+            source = onefetch.start(label(image), [f"0 {sectors} linear {base} 0"], sectors)
+            data = devmapper.pieces(backing.START, sectors, source, 0, onefetch.piece())
+            devmapper.create(below, backing.table(header, data, sectors))
+        bcachedev.register(below)
 
-    def _attach_disk(self, image: Image, base: Path) -> None:
-        header = loopdev.attach(self._header(image))
-        head, sectors = _HEADER // _SECTOR, image.size // _SECTOR
-        data = onefetch.start(label(image), [f"0 {sectors} linear {base} 0"], sectors)
-        guard = GUARD // _SECTOR
-        table = [
-            f"0 {head} linear {header} {SUPERBLOCK_AT // _SECTOR}",
-            f"{head} {guard} zero",
-            *devmapper.pieces(head + guard, sectors, data, 0, onefetch.piece()),
-            f"{head + guard + sectors} {GUARD_BEHIND // _SECTOR} zero",
-        ]
-        devmapper.create(_below(image), table)
-
-    def _detach_disk(self, image: Image) -> None:
+    def _remove_backing(self, image: Image) -> None:
         devmapper.remove(_below(image))
         onefetch.stop(label(image))
-        loopdev.detach(self._header(image))
+        loopdev.detach(self._files.of(image, "header"))
 
     def _close(self, image: Image) -> None:
         devmapper.remove(_top(image))
         devmapper.remove(_split_of(image))
-        below = _below(image)
-        if devmapper.exists(below):
-            self._count(image)
-            bcachedev.stop(below)
-        self._freed.pop(label(image), None)  # what counts begins anew
-        self._detach_disk(image)
-        self._group.settle()
+        volume, held = _volume(image), self._held(image)
+        bcachedev.stop(_below(image))
+        self._remove_backing(image)
+        if volume:
+            self._note(image, volume, held)
+        self._seen.pop(label(image), None)
+        self.group.settle()
 
     def _undo(self, image: Image) -> None:
         """Remove what a failed opening has made. The first error is the one to tell."""
@@ -353,30 +211,30 @@ class BcacheCache:
         except (DriverError, OSError) as error:
             log.error("image %s: removing a half made cache failed too: %s", image.name, error)
 
-    def _free(self, label: str) -> None:
-        """Give memory back, but not while what it holds may be on its way to the volume: it would be fetched again."""
-        fetched = onefetch.fetched(label)
-        if self._seen.get(label) == fetched:
-            onefetch.free(label)
-            self._freed[label] = fetched
-        self._seen[label] = fetched
+    # How much was fetched: the kernel's counter since the opening, and a note of what it has to be added to
 
-    def _count(self, image: Image) -> None:
-        """Write down how many bytes were fetched from the parents for the image's volume until now."""
-        below = _below(image)
-        if devmapper.exists(below) and bcachedev.settings(below).exists():
-            note = fetchnotes.read(self._note(image))
-            fetchnotes.write(self._note(image), note.counted(_volume(image), onefetch.fetched(label(image))))
+    def _held(self, image: Image) -> int:
+        """Bytes fetched for the image since it joined its volume. Raises OSError."""
+        try:
+            noted, text = self._files.of(image, "held").read_text().split()
+            before = int(text)
+        except (OSError, ValueError):
+            noted, before = "", 0
+        if not devmapper.exists(_below(image)):
+            return max(0, before)
+        volume, fetched = _volume(image), onefetch.fetched(label(image))
+        if not volume or volume != noted:
+            self._note(image, volume, -fetched)
+            return 0
+        return max(0, before + fetched)
 
-    def _forget(self, image: Image) -> None:
-        self._header(image).unlink(missing_ok=True)
-        self._note(image).unlink(missing_ok=True)
+    def _note(self, image: Image, volume: str, before: int) -> None:
+        """Note what was fetched for a volume before the kernel's counter began; less than 0 for what is not for it.
 
-    def _header(self, image: Image) -> Path:
-        return file_of(self._folder, image, "header")
-
-    def _note(self, image: Image) -> Path:
-        return file_of(self._folder, image, "json")
+        The figure is for people: one that cannot be written makes it too small, and is no error.
+        """
+        with contextlib.suppress(OSError):
+            self._files.of(image, "held").write_text(f"{volume} {before}")
 
 
 def _top(image: Image) -> str:
@@ -387,11 +245,12 @@ def _split_of(image: Image) -> str:
     return f"virtman-cachesplit-{label(image)}"
 
 
-def _volume(image: Image) -> str:
-    """The set that the image is read by way of; empty if none."""
-    home = bcachedev.set_of(_below(image))
-    return home.name if home else ""
-
-
 def _below(image: Image) -> str:
     return IMAGE + label(image)
+
+
+def _volume(image: Image) -> str:
+    """The set that the image is read by way of; empty if none."""
+    below = _below(image)
+    home = bcachedev.set_of(below) if devmapper.exists(below) else None
+    return home.name if home else ""

@@ -1,9 +1,9 @@
 """Devices of others, volumes of a storage network say, that VMs of this host read through its cache group.
 
 Writes go through: a device has them before they are acknowledged, at the same offsets as without this, and nothing
-else is ever written to it. bcache wants its superblock at the start of a backing device: below it lies a linear map of
-a local header and the device. Above it a map splits large reads, as for images, and above that a multipath map is what
-a VM gets: it sends to the device itself what bcache refuses::
+else is ever written to it: bcache's superblock is in a local header (backing.py). Above bcache a map splits large
+reads, as for images, and above that a multipath map is what a VM gets: it sends to the device itself what bcache
+refuses::
 
     virtman-volume-NAME (multipath) -> virtman-volumesplit-NAME -> bcacheN
              └-----> virtman-volumeraw-NAME (linear) -> device
@@ -29,8 +29,8 @@ table_load), and in such a one each error fails a path. After any error the cach
 what a write was to put there also if the device refused it. So bcache gives a device up at its first error: not each
 fails a path of the multipath map (Linux: linux/blk_types.h, blk_path_error: no space, a bad medium).
 
-A user of the map that has to let go is cut off: the paths are failed by hand and nothing is held, which needs no answer
-of the storage. All else is let go when what the storage has begun has ended; the kernel cannot take that back.
+A detach by force cuts the users of the map off: the driver fails the paths, and the map holds nothing any more. That
+needs no answer of the storage. The rest is removed when the requests that the storage has begun have ended.
 
 **What is left**: a write for which bcache has no free bucket, and a read of the same range at the same moment. The
 write invalidates the range before the device has the data, so the read may fetch and keep the old bytes. Guests do not
@@ -47,11 +47,13 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
-from drivers.base import CachedDevice, Device, DeviceState
+from drivers.base import Device
+from drivers.cache import backing
 from drivers.cache.cachegroup import DEVICE, Group
+from drivers.cachemodels import CachedDevice, DeviceState
+from drivers.door import door
 from drivers.errors import (
     BadDevice,
     CommandFailed,
@@ -61,7 +63,6 @@ from drivers.errors import (
     DriverError,
     NotReleased,
 )
-from drivers.host.command import run
 from drivers.host.folders import matching
 from drivers.host.watch import Watch
 from drivers.kernel import bcachedev, devmapper, loopdev, multipath, udevrules
@@ -78,71 +79,45 @@ HEADERS = Path("/run/virtman-kernel/devices")
 SWAP_LIMIT = 10.0
 """Seconds for which another table waits at most for requests that the storage has begun."""
 
-MODULES = ("dm_multipath", "dm_round_robin")
-"""What it needs of the kernel, besides bcache and loop devices."""
-
 _TOP, _RAW, _SPLIT, _GONE = "virtman-volume-", "virtman-volumeraw-", "virtman-volumesplit-", "virtman-volumegone-"
 """Maps: what is handed out; the device; what splits; what was handed out and is still open after its user was cut off.
 """
 
-_OURS = "virtman-"
-_HEAD = bcachedev.SUPERBLOCK
-_GUARD, _GUARD_BEHIND = 8 << 20, 2 << 20
-"""Bytes of zeros before and behind the device, for the same reason as around images (drivers/cache/bcache.py). They are
-holes of the header, and no zero target: with one, the map would take no discards (Linux: drivers/md/dm-zero.c)."""
+RETURNS, WITHIN = 8, 3600.0
+"""How often a device comes into the cache within so many seconds. Each time takes one of the numbers that a volume
+gives in its life, and without any left it starts empty, for images too: so a device whose storage fails again and again
+stays out meanwhile."""
 
+_OURS = "virtman-"
 _LARGEST_BLOCK = 4096
 _SMALLEST_CHUNK, _CHUNK = 1 << 20, 1 << 30
 """Bytes: see ``_whole``."""
 
 
-class Returns:
-    """How often a device comes into the cache. Each time takes one of the names that a volume gives in its life, and
-    without any left it starts empty, for images too: so one whose storage fails again and again stays out meanwhile.
-    """
-
-    MOST, WITHIN = 8, 3600.0
-    """So often within so many seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._times: dict[str, deque[float]] = {}
-
-    def note(self, name: str) -> None:
-        """It has come."""
-        self._times.setdefault(name, deque(maxlen=self.MOST)).append(self._clock())
-
-    def may(self, name: str) -> bool:
-        """Whether it may come now."""
-        times = self._times.get(name, deque())
-        return len(times) < self.MOST or self._clock() - times[0] >= self.WITHIN
-
-    def forget(self, name: str) -> None:
-        """It is detached."""
-        self._times.pop(name, None)
-
-
+@door
 class Devices:
-    """``access``: number of a group whose members may use what is handed out; ``split``: as of images.
+    """See ``DeviceCache``."""
 
-    Calls for one device are serialised by who makes them. Names are drawn by who attaches.
-    """
+    needs = Group.needs
 
     def __init__(self, group: Group, access: int | None, split: int) -> None:
+        """``access``: number of a group whose members may use what is handed out; ``split``: as of images."""
         self._group, self._access, self._split = group, access, split
         self._messages = threading.Lock()
-        """Nobody is brought back while somebody is being cut off."""
+        """Held while messages are sent to a map: no map is restored while its users are being cut off."""
         self._checked: set[str] = set()
-        self._returns = Returns()
+        """Attachments that this process has restored: a process that died may have left their maps failing requests."""
+        self._came: dict[str, deque[float]] = {}
+        """When attachments came into the cache, by the monotonic clock."""
         self._watching = threading.Lock()
         self._alarm: Alarm | None = None
         udevrules.leave_alone(HEADERS)
 
-    def attach(self, name: str, device: Path) -> Device:
-        """A device through the cache, or, as long as no volume takes it, what goes straight to it.
+    def attach_device(self, name: str, device: Path) -> Device:
+        """See ``DeviceCache``. Without a volume that runs, reads go straight to the device until there is one.
 
-        Attached already, it gets the size that the device has now. Raises DeviceRefused, and nothing has changed, if
-        the device cannot be used, or has shrunk; BadDevice if another one is attached by this name; CommandFailed.
+        Raises DeviceRefused, also if the device has shrunk; BadDevice if another one is attached by this name;
+        BadName, NotOurs, CommandFailed.
         """
         number, top = _number(device), _TOP + checked(name)
         size = _size(number)
@@ -158,18 +133,17 @@ class Devices:
                 log.info("%s grows to %d bytes, and its cache starts empty", top, size)
                 devmapper.reload(_RAW + name, [_linear(number)], timeout=SWAP_LIMIT)
                 self._swap(name, size // SECTOR)
-            self.tend(name)
+            self.tend_device(name)
         except (DriverError, OSError) as error:
             if size > devmapper.size(top):
                 raise
             log.warning("%s is attached without the cache for now: %s", top, error)
         return Device(size=size, path=devmapper.map_path(top))
 
-    def tend(self, name: str) -> None:
-        """Have a device that does not read by way of the cache do so, if a volume takes it.
+    def tend_device(self, name: str) -> None:
+        """See ``DeviceCache``: a volume takes the device with nothing of it there.
 
-        One that is not attached is fine. Raises CommandFailed, CommandTimedOut if the storage does not answer,
-        NotReleased.
+        Raises CommandTimedOut if the storage does not answer, NotReleased, BadName, CommandFailed.
         """
         top = _TOP + checked(name)
         if devmapper.size(top) == 0:
@@ -188,16 +162,14 @@ class Devices:
             log.warning("%s leaves the cache, and comes back with nothing in it", top)
             self._swap(name, sectors)
         self._drop(name)
-        if self._returns.may(name) and self._make(name, number, sectors):
-            self._returns.note(name)
+        came = self._came.setdefault(name, deque(maxlen=RETURNS))
+        often = len(came) == RETURNS and time.monotonic() - came[0] < WITHIN
+        if not often and self._make(name, number, sectors):
+            came.append(time.monotonic())
             self._swap(name, sectors, _of(_SPLIT, name))
 
-    def detach(self, name: str, *, force: bool) -> None:
-        """Let a device go. One that is not attached is fine.
-
-        ``force``: whoever has it open gets errors from now on. Raises DeviceInUse without it, and nothing has changed;
-        NotReleased if the storage does not end what it has begun, and then, too, nothing more is read or written.
-        """
+    def detach_device(self, name: str, *, force: bool = False) -> None:
+        """See ``DeviceCache``. Raises DeviceInUse, NotReleased, BadName, CommandFailed."""
         top = _TOP + checked(name)
         if devmapper.exists(top):
             if force:
@@ -209,22 +181,24 @@ class Devices:
         devmapper.remove(_RAW + name)
         devmapper.remove_when_closed(_GONE + name)
         self._checked.discard(name)
-        self._returns.forget(name)
-        self._ring()
+        self._came.pop(name, None)
+        with self._watching:
+            if self._alarm is not None:
+                self._alarm.ring()
 
-    def found(self) -> list[CachedDevice]:
-        """Those that are attached, in the order of their names."""
+    def devices(self) -> list[CachedDevice]:
+        """See ``DeviceCache``. In the order of their names. Raises CommandFailed."""
         found = []
         for top in sorted(devmapper.names(_TOP)):
             try:
                 found.append(self._described(top.removeprefix(_TOP)))
             except (DriverError, OSError) as error:
-                log.info("%s is being let go: %s", top, error)
+                log.info("%s is being removed: %s", top, error)
         return found
 
-    def existing(self) -> frozenset[str]:
+    def existing_devices(self) -> frozenset[str]:
         """Names with anything on this host, whole or half made."""
-        headers = {path.stem for path in matching(HEADERS, "*.header")}
+        headers = {path.stem for path in matching(HEADERS, "*")}
         prefixes = (_SPLIT, DEVICE, _RAW, _TOP)
         return frozenset(headers | {name.removeprefix(each) for each in prefixes for name in devmapper.names(each)})
 
@@ -236,7 +210,7 @@ class Devices:
         if devmapper.size(raw) == 0:
             self._check(device, number)
             devmapper.create(raw, [_linear(number)])
-            # Device-mapper shares a device with its other maps: somebody may have made one meanwhile.
+            # Device-mapper shares a device between its maps: another one may have been made meanwhile.
             strange = _names(_home(number) / "holders") - {bcachedev.folder(raw).resolve().name}
             if strange:
                 devmapper.remove(raw)
@@ -263,7 +237,7 @@ class Devices:
             raise DeviceRefused(f"the loop device {loops[0]} is over it")
         try:
             # Exclusively: that fails for what is mounted, or is a part of something (open(2), O_EXCL). Not for writing:
-            # udev looks at a device anew when somebody closes it who could write.
+            # udev inspects a device again when a writer has closed it.
             os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
         except OSError as error:
             why = error.strerror
@@ -304,7 +278,7 @@ class Devices:
             raise
 
     def _bring_back(self, name: str) -> None:
-        """Have the map use the device, and hold what no path takes: one who failed what was held may have died then."""
+        """Have the map use the device, and hold what no path takes, also if a process died in ``_pass_errors``."""
         with self._messages:
             top, raw = _TOP + name, _of(_RAW, name)
             devmapper.drop_loaded(top)
@@ -320,14 +294,14 @@ class Devices:
             top, raw = _TOP + name, _of(_RAW, name)
             parts = _parts(top)
             if raw not in parts or parts - multipath.state(top).failed or multipath.HOLDS not in devmapper.table(top):
-                return  # somebody takes it, or its user was cut off
+                return  # a path works, or the users were cut off
             log.warning("%s: the device %s fails requests", top, self._device(name))
             devmapper.message(top, multipath.FAILS)
             multipath.reinstate(top, [raw])
             devmapper.message(top, multipath.HOLDS)
 
     def _cut(self, top: str) -> None:
-        """Whoever has it open gets errors from now on."""
+        """Have the map fail all requests from now on."""
         with self._messages:
             devmapper.drop_loaded(top)
             parts = _parts(top)
@@ -363,32 +337,20 @@ class Devices:
         with self._group.lock:
             if not self._group.may_run():
                 return False
-            loop = loopdev.attach(self._new_header(name, _block(number)), direct=False)
-            devmapper.create(below, _lines(loop, number, sectors))
+            HEADERS.mkdir(parents=True, exist_ok=True)
+            backing.make_header(_header(name), _block(number))
+            loop = loopdev.attach(_header(name), direct=False)
+            data = f"{backing.START} {sectors} {_whole(number, sectors)}"
+            devmapper.create(below, backing.table(loop, [data], sectors))
             bcachedev.register(below)
             self._group.settle()
             joined = self._group.join(below)
         if not joined:
             self._drop(name)
             return False
-        home = bcachedev.settings(below)
-        bcachedev.wait((home / "dev/dev").exists, f"bcache device of {below}")
-        for setting, value in (("cache_mode", "writethrough"), ("sequential_cutoff", "0"), ("io_error_limit", "1")):
-            (home / setting).write_text(value)
-        disk = Path("/dev") / (home / "dev").resolve().name
-        devmapper.create(_SPLIT + name, devmapper.pieces(0, sectors, disk, _GUARD // SECTOR, self._split))
+        disk = bcachedev.disk(below, cache_mode="writethrough", sequential_cutoff="0", io_error_limit="1")
+        devmapper.create(_SPLIT + name, devmapper.pieces(0, sectors, disk, backing.GUARD // SECTOR, self._split))
         return True
-
-    def _new_header(self, name: str, block: int) -> Path:
-        """A header with an identity that no volume knows."""
-        HEADERS.mkdir(parents=True, exist_ok=True)
-        header = _header(name)
-        header.unlink(missing_ok=True)
-        with header.open("wb") as file:
-            file.truncate(_HEAD)
-        run(["make-bcache", "-B", "--data-offset", str(_HEAD // SECTOR), "--block", str(block), str(header)])
-        os.truncate(header, _HEAD + _GUARD + _GUARD_BEHIND)
-        return header
 
     def _drop(self, name: str) -> None:
         """Remove what is below, whole or half made, and what names it in a volume."""
@@ -399,7 +361,8 @@ class Devices:
         with self._group.lock:
             devmapper.remove(below)
             loopdev.detach(_header(name))
-            _header(name).unlink(missing_ok=True)
+            for file in matching(HEADERS, f"{name}.*"):
+                file.unlink()
             self._group.settle()
 
     # What is told
@@ -421,25 +384,20 @@ class Devices:
             hits, misses = (int(_text(totals / f"cache_{kind}") or 0) for kind in ("hits", "misses"))
             read, fetched = (_read(map_name) for map_name in (_SPLIT + name, below))
         return CachedDevice(
-            name=name, path=devmapper.map_path(top), number=self._device(name) or "", size=devmapper.size(top),
-            state=state, hits=hits, misses=misses, cache_bytes=max(0, read - fetched),
+            device=name, path=str(devmapper.map_path(top)), size=devmapper.size(top), state=state, hits=hits,
+            misses=misses, cache_bytes=max(0, read - fetched),
         )  # fmt: skip
 
     # Errors of devices
 
     def _watch(self) -> None:
-        """Have a thread look after errors, as long as any device is attached."""
+        """Have a thread check for errors, as long as any device is attached."""
         with self._watching:
             if self._alarm is None:
                 self._alarm = Alarm()
-                Watch("device-watch", self._look_after_errors).start()
+                Watch("device-watch", self._check_for_errors).start()
 
-    def _ring(self) -> None:
-        with self._watching:
-            if self._alarm is not None:
-                self._alarm.ring()
-
-    def _look_after_errors(self) -> None:
+    def _check_for_errors(self) -> None:
         while True:
             with self._watching:
                 alarm = self._alarm
@@ -453,15 +411,14 @@ class Devices:
             for top in tops:
                 try:
                     self._pass_errors(top.removeprefix(_TOP))
-                except (DriverError, OSError) as error:  # it may be going
+                except (DriverError, OSError) as error:  # the map may be going
                     log.info("%s: %s", top, error)
             alarm.wait()
 
 
 def _multipath(sectors: int, *numbers: str) -> str:
     """A table that sends to the first device, and to the next what that fails to do; what all fail is held."""
-    groups = " ".join(f"round-robin 0 1 0 {number}" for number in numbers)
-    return f"0 {sectors} multipath 3 {multipath.HOLDS} queue_mode bio 0 {len(numbers)} 1 {groups}"
+    return multipath.table(sectors, [[number] for number in numbers], holds=True)
 
 
 def _linear(number: str) -> str:
@@ -478,17 +435,6 @@ def _parts(name: str) -> set[str]:
     if not devmapper.exists(name):
         return set()
     return {_text(link / "dev") for link in matching(bcachedev.folder(name) / "slaves", "*")}
-
-
-def _lines(loop: Path, number: str, sectors: int) -> list[str]:
-    """What is below bcache: its superblock, zeros, the device, zeros."""
-    head, guard, behind = _HEAD // SECTOR, _GUARD // SECTOR, _GUARD_BEHIND // SECTOR
-    start = head + guard
-    return [
-        f"0 {start} linear {loop} 0",
-        f"{start} {sectors} {_whole(number, sectors)}",
-        f"{start + sectors} {behind} linear {loop} {start}",
-    ]
 
 
 def _whole(number: str, sectors: int) -> str:
@@ -544,7 +490,7 @@ def _block(number: str) -> int:
 
 def _read(name: str) -> int:
     """Bytes read from a map until now."""
-    return int(devmapper.counters(devmapper.map_path(name)).read_text().split()[2]) * SECTOR
+    return int(devmapper.counted(name)[2]) * SECTOR
 
 
 def _below(home: Path) -> list[Path]:

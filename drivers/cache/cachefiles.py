@@ -5,12 +5,58 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from drivers.base import Image
+from drivers.base import Device, Image
 from drivers.digests import LONGEST_KEY
-from drivers.errors import BadName
+from drivers.errors import BadDevice, BadDisk, BadName, InUse
+from drivers.host.folders import matching
+from drivers.kernel import loopdev
+from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
 
 _KEY = re.compile(rf"[0-9A-Za-z]{{1,{LONGEST_KEY}}}", re.ASCII)
+
+
+class Files:
+    """What a cache in the kernel keeps in files of one folder, which it has open by loop devices."""
+
+    def __init__(self, folder: Path, *kinds: str) -> None:
+        """Make the folder. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._kinds = folder, kinds
+
+    def of(self, image: Image, kind: str) -> Path:
+        """See ``file_of``."""
+        return file_of(self._folder, image, kind)
+
+    def keys(self) -> frozenset[str]:
+        """Keys of the images with a file."""
+        return frozenset(map(key_of, self._all("*")))
+
+    def size(self, key: str) -> int:
+        """Disk space that the files of a key take. Raises BadName."""
+        return sum(map(file_bytes, self._all(checked_key(key))))
+
+    def remove(self, key: str) -> int:
+        """Delete the files of a key. Returns the disk space freed. Raises BadName; InUse if one is open."""
+        freed, files = self.size(key), self._all(key)
+        for file in files:
+            if loopdev.device_of(file):
+                raise InUse(file)
+        for file in files:
+            file.unlink()
+        return freed
+
+    def _all(self, key: str) -> list[Path]:
+        return [path for kind in self._kinds for path in matching(self._folder, f"{key}-*.{kind}")]
+
+
+def kernel_base(image: Image, base: Device) -> Path:
+    """The kernel's device below a cache. Raises BadDevice; BadDisk if its size is no multiple of 512."""
+    if base.path is None:
+        raise BadDevice(f"image {image.name}: what is below the cache is no kernel device")
+    if image.size % SECTOR or not image.size:
+        raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {SECTOR}")
+    return base.path
 
 
 def checked_key(key: str) -> str:

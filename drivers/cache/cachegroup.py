@@ -5,8 +5,8 @@ while it is read; or that of a device which a VM writes to. Such a device joins 
 that misses just when the device joins could be kept although a write has overtaken the read, since bcache does not
 track what began before (Linux: drivers/md/bcache/request.c, detached_dev_do_request). A member may leave at any time.
 
-``volumes.json`` says what is wanted of each volume; the kernel says what is so. ``Group.tend`` takes the next steps of
-one volume. Any error is one path: members leave, the volume stops, is formatted anew, and members join.
+``volumes.json`` says what is wanted of each volume; the kernel says what is so. A step brings one volume to what is
+wanted. Any error is one path: members leave, the volume stops, is formatted anew, and members join.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from drivers.base import Volume, VolumeState
+from drivers.cache import onefetch
 from drivers.cache.cachefiles import file_bytes
 from drivers.cache.cachevolumes import Volumes, attached, failed, running, size_of
+from drivers.cachemodels import Volume, VolumeState
+from drivers.door import door
 from drivers.errors import BadDisk, BadVolume, DriverError, VolumeInUse
 from drivers.host.durable import write_atomically
 from drivers.kernel import bcachedev, devmapper
+from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +49,23 @@ class Entry:
     why: str = ""
 
 
+@door
 class Group:
-    """The volumes in ``folder/volumes.json``; until others are named there is one, the file ``folder/pool``.
+    """See ``CacheGroup``. The volumes are in ``folder/volumes.json``; until others are named there is ``folder/pool``.
 
-    ``lock`` is held by whoever makes or removes members, and here: nobody stops a volume while somebody joins it.
+    ``lock`` is held while members are made or removed, and here: no volume stops while a member joins it.
     """
+
+    needs = Needs(
+        tools=(Tool("make-bcache", "bcache-tools"), DMSETUP, LOSETUP, MODPROBE, UDEVADM),
+        modules=("bcache", *onefetch.MODULES, "dm_round_robin"),
+        nodes=(DEVICE_MAPPER, LOOP),
+        root=True,
+    )
 
     def __init__(self, folder: Path, volumes: Volumes) -> None:
         self._record, self._default = folder / "volumes.json", folder / "pool"
         self._volumes = volumes
-        self._replacement = bcachedev.Replacement()
         self.lock = threading.Lock()
 
     def recorded(self) -> dict[Path, Entry]:
@@ -68,16 +78,16 @@ class Group:
             log.error("%s is damaged, and the cache begins anew in %s: %s", self._record, self._default, error)
         return {self._default: Entry()}
 
-    def described(self) -> list[Volume]:
-        """All volumes, by the record and the kernel: no disk is asked, and nobody is waited for. Raises OSError."""
+    def volumes(self) -> list[Volume]:
+        """See ``CacheGroup``: what the record and the kernel say."""
         return [_described(path, entry) for path, entry in self.recorded().items()]
 
     def file_bytes(self) -> int:
         """Disk space that the volumes in files take. Raises OSError."""
         return sum(file_bytes(path) for path in self.recorded() if path.is_file())
 
-    def add(self, path: Path) -> Volume:
-        """As ``add_volume`` of the driver."""
+    def add_volume(self, path: Path) -> Volume:
+        """See ``CacheGroup``. Images that have no volume join it. Raises BadVolume, NoSpace, CommandFailed."""
         with self.lock:
             if self._entry(path).state == LEAVING:
                 self._step(path)
@@ -89,8 +99,11 @@ class Group:
                 self._join_images()
             return _described(path, self._entry(path))
 
-    def remove(self, path: Path) -> bool:
-        """As ``remove_volume`` of the driver."""
+    def remove_volume(self, path: Path) -> bool:
+        """See ``CacheGroup``. A volume that cannot be released takes no more members, and ``tend_volume`` goes on.
+
+        Raises VolumeInUse, NotReleased, CommandFailed, DiskFull.
+        """
         with self.lock:
             if path not in self.recorded():
                 return False
@@ -99,8 +112,10 @@ class Group:
             self._step(path)
             return True
 
-    def tend(self, path: Path) -> None:
-        """As ``tend_volume`` of the driver."""
+    def tend_volume(self, path: Path) -> None:
+        """See ``CacheGroup``. Raises BadVolume if the path does not lead to the volume, or nothing answers; BadDisk if
+        bcache refuses the volume, or an image; VolumeInUse, NotReleased, NoSpace, CommandFailed.
+        """
         with self.lock:
             self._step(path)
             self._join_images()
@@ -108,7 +123,7 @@ class Group:
     # What follows wants the lock
 
     def settle(self) -> None:
-        """Take the next steps of all volumes without an error, or of all that are to stop. ``tend`` tells of errors."""
+        """Take the next steps of all volumes without an error, or of all that are to stop. Errors are recorded."""
         for path, entry in self.recorded().items():
             if not entry.why or not _has_members():
                 with contextlib.suppress(DriverError, OSError):
@@ -158,25 +173,34 @@ class Group:
 
     def _step(self, path: Path) -> None:
         """Bring a volume to what is wanted of it. Record the error, or that there is none."""
+        failure = None
         try:
             if (entry := self.recorded().get(path)) is not None:
                 self._bring(path, entry)
         except (DriverError, OSError) as error:
-            self._note(path, {BadVolume: MISSING, BadDisk: BROKEN}.get(type(error), WANTED), str(error))
-            raise
-        self._note(path, WANTED, "")
+            failure = error
+        if (entry := self.recorded().get(path)) is not None:
+            state = {BadVolume: MISSING, BadDisk: BROKEN}.get(type(failure), WANTED)
+            kept = entry.state if entry.state in (BROKEN, LEAVING) else state
+            self._set(path, state=kept, why=str(failure or ""))
+        if failure is not None:
+            raise failure
 
     def _bring(self, path: Path, entry: Entry) -> None:
+        number = entry.number
         if entry.state == LEAVING:
-            self._take_out(path, entry.number)
+            self._release(path, number)
+            erased = number and self._volumes.erase(path, number)
+            self._write({other: entry for other, entry in self.recorded().items() if other != path})
+            log.info("cache volume %s is removed%s", path, "" if erased else ", but what is there stays as it is")
             return
-        if entry.state == BROKEN or failed(entry.number):
-            self._renew(path, entry.number)
+        if entry.state == BROKEN or failed(number):
+            self._empty(path, number)
         if _has_members():
-            self._start(path, entry.number)
-        elif entry.number and not _strangers(entry.number):
-            self._volumes.stop(path, entry.number)
-            self._volumes.check_mark(path, entry.number)
+            self._start(path, number)
+        elif number and not _strangers(number):
+            self._volumes.stop(path, number)
+            self._volumes.check_mark(path, number)
 
     def _start(self, path: Path, number: str) -> None:
         if not number:
@@ -184,9 +208,9 @@ class Group:
             self._set(path, number=number, size=size_of(path))
         self._volumes.start(path, number)
         if home := running(number):
-            self._replacement.keep(home)
+            bcachedev.end_youth(home)
 
-    def _renew(self, path: Path, number: str) -> None:
+    def _empty(self, path: Path, number: str) -> None:
         """Have a volume begin empty."""
         self._set(path, state=BROKEN)
         if attached(number):
@@ -197,32 +221,20 @@ class Group:
         self._volumes.format(path, number)
         self._set(path, state=WANTED)
 
-    def _take_out(self, path: Path, number: str) -> None:
-        """Remove a volume."""
-        self._release(path, number)
-        erased = number and self._volumes.erase(path, number)
-        self._write({other: entry for other, entry in self.recorded().items() if other != path})
-        log.info("cache volume %s: it is removed%s", path, "" if erased else ", but what is there stays as it is")
-
     def _release(self, path: Path, number: str) -> None:
         """Let the members of a volume go on without it, images on others if there are, and stop it.
 
-        Raises VolumeInUse, before anything is changed, if somebody else has attached a device.
+        Raises VolumeInUse, before anything is changed, if a foreign device is attached.
         """
         _check_only_ours(path, number)
         for below in attached(number):
-            log.info("cache volume %s: %s leaves it", path, below)
+            log.info("%s leaves the cache volume %s", below, path)
             bcachedev.detach(below)
         with contextlib.suppress(DriverError, OSError):  # it is tried again in the end
             self._join_images()
         self._volumes.stop(path, number)
 
     # The record
-
-    def _note(self, path: Path, state: str, why: str) -> None:
-        if path in self.recorded():
-            before = self._entry(path).state
-            self._set(path, state=before if before in (BROKEN, LEAVING) else state, why=why)
 
     def _entry(self, path: Path) -> Entry:
         return self.recorded().get(path, Entry())
@@ -247,10 +259,11 @@ def _described(path: Path, entry: Entry) -> Volume:
         state = VolumeState.FAILED
     else:
         state = VolumeState.MISSING if entry.state == MISSING else VolumeState.IDLE
-    images = [below.removeprefix(IMAGE).rpartition("-")[0] for below in members if below.startswith(IMAGE)]
-    devices = [below.removeprefix(DEVICE) for below in members if below.startswith(DEVICE)]
-    size = 0 if state is VolumeState.MISSING else entry.size
-    return Volume(path, size, tuple(images), state, tuple(devices), entry.why)
+    return Volume(
+        path=str(path), size=0 if state is VolumeState.MISSING else entry.size, state=state,
+        images=[below.removeprefix(IMAGE).rpartition("-")[0] for below in members if below.startswith(IMAGE)],
+        devices=[below.removeprefix(DEVICE) for below in members if below.startswith(DEVICE)], trouble=entry.why,
+    )  # fmt: skip
 
 
 def _has_members() -> bool:
@@ -258,7 +271,7 @@ def _has_members() -> bool:
 
 
 def _strangers(number: str) -> list[str]:
-    """The devices of somebody else that are attached to a volume."""
+    """The foreign devices that are attached to a volume."""
     return [name for name in attached(number) if not name.startswith((IMAGE, DEVICE))]
 
 

@@ -1,7 +1,7 @@
 """The volumes of the bcache driver: a file, a partition or a disk, each with a bcache cache set of its own.
 
-A volume begins with a mark, which names the volume by a random number. A path whose mark names another number leads to
-something of somebody else, and is left alone. bcache's superblock lies 8 KiB behind the mark, where udev does not find
+A volume begins with a mark, which names the volume by a random number. What has another number in its mark, or no mark,
+is not this volume, and is left alone. bcache's superblock lies 8 KiB behind the mark, where udev does not find
 and register it. The map of a volume tells how the volume is::
 
     virtman-cachenew-NUMBER    it starts or stops, or a kill cut that off
@@ -23,6 +23,7 @@ from drivers.host import blockdev
 from drivers.host.command import run, tool
 from drivers.host.space import Room, allocate
 from drivers.kernel import bcachedev, devmapper, loopdev
+from drivers.kernel.devmapper import SECTOR
 
 SHIFT = 8192
 """Bytes before a superblock."""
@@ -43,7 +44,6 @@ _READ = 'for how in direct fullblock; do dd if="$1" iflag=$how bs=4096 count=1 s
 """Reads the mark from the disk itself, where that is possible: memory would answer for a dead disk."""
 _CHECKED = 1 << 20
 """Bytes at the start of a device that must be zeros if the device has no mark."""
-_SECTOR = devmapper.SECTOR
 
 
 class Volumes:
@@ -68,8 +68,8 @@ class Volumes:
             return ""  # a second reader would hang as well
         argv = [tool("sh"), "-c", _READ, "sh", str(path)]
         with tempfile.TemporaryFile() as begins, contextlib.suppress(subprocess.TimeoutExpired):
-            self._readers[path] = subprocess.Popen(argv, stdout=begins, stderr=subprocess.DEVNULL)
-            self._readers[path].wait(self._limit)
+            reader = self._readers[path] = subprocess.Popen(argv, stdout=begins, stderr=subprocess.DEVNULL)
+            reader.wait(self._limit)
             begins.seek(0)
             text = begins.read().rstrip(b"\0").decode(errors="replace")
             return text.removeprefix(_MARK) if text.startswith(_MARK) else ""
@@ -80,7 +80,7 @@ class Volumes:
         if self.number(path) != number:
             raise BadVolume(path, "what was made there is missing, or does not answer")
 
-    def make(self, path: Path, known: Collection[str]) -> str:
+    def make(self, path: Path, known: Collection[str] = ()) -> str:
         """Make a new volume. Returns its number. ``known``: numbers of the other volumes.
 
         Raises BadVolume, and nothing has changed, if anything of somebody else is there; NoSpace, CommandFailed.
@@ -89,24 +89,24 @@ class Volumes:
         try:
             if why := self._objection(path, known):
                 raise BadVolume(path, why)
-            if path.is_block_device():
-                self.format(path, number)
-            else:
-                self._make_file(path, number)
+            file = path if path.exists() else self._new_file(path)
+            self.format(file, number)
+            if file != path:
+                file.rename(path)
         except OSError as error:
             raise BadVolume(path, error.strerror or str(error)) from error
         return number
 
-    def _make_file(self, path: Path, number: str) -> None:
+    def _new_file(self, path: Path) -> Path:
+        """A file of a volume's size, which gets its name later: a kill leaves no file without a mark at the path."""
         spare = self._room.spare(path.parent)
         size = min(self._file_size, max(SMALLEST << 10, spare // SHARE))
         if size > spare:
             raise NoSpace(path, spare, size, "free beside the reserve for VMs (virtman agent --reserve)")
-        fresh = path.with_name(f".{path.name}.new")  # a kill leaves no file without a mark at the path
+        fresh = path.with_name(f".{path.name}.new")
         fresh.unlink(missing_ok=True)
         allocate(fresh, SHIFT + size)
-        self.format(fresh, number)
-        fresh.rename(path)
+        return fresh
 
     def start(self, path: Path, number: str) -> None:
         """Have the volume run, unless bcache has given it up.
@@ -120,12 +120,12 @@ class Volumes:
         if devmapper.exists(half) and not attached(number):
             self.stop(path, number)  # its set may be about to stop
         device = path if path.is_block_device() else loopdev.attach(path)
-        devmapper.create(half, [f"0 {(size_of(path) - SHIFT) // _SECTOR} linear {device} {SHIFT // _SECTOR}"])
-        bcachedev.prefer_unused(half)
+        devmapper.create(half, [f"0 {(size_of(path) - SHIFT) // SECTOR} linear {device} {SHIFT // SECTOR}"])
         bcachedev.register(half)
         home = bcachedev.running_set(half)
         if home is None:
             raise BadDisk(f"bcache does not run the cache volume {path}")
+        bcachedev.begin_young(home)
         for threshold in ("congested_read_threshold_us", "congested_write_threshold_us"):
             (home / threshold).write_text("0")
         devmapper.rename(half, name)
@@ -154,7 +154,7 @@ class Volumes:
             bucket //= 2
         with os.fdopen(os.memfd_create("superblock"), "r+b") as file:  # the tool knows no offset
             file.truncate(size)
-            options = ["--bucket", str(bucket), "--block", str(_SECTOR)]
+            options = ["--bucket", str(bucket), "--block", str(SECTOR)]
             run(["make-bcache", "-C", *options, f"/proc/{os.getpid()}/fd/{file.fileno()}"])
             superblock = file.read(bcachedev.SUPERBLOCK)
         _write(path, f"{_MARK}{number}".encode().ljust(SHIFT, b"\0"), superblock)
@@ -183,8 +183,8 @@ class Volumes:
             begins, size, held = disk.read(_CHECKED), blockdev.size(disk.fileno()), blockdev.is_held(disk.fileno())
         if held:
             return "it is mounted or in use"
-        if sector != _SECTOR:
-            return f"its sectors are not of {_SECTOR} bytes; name a file on a file system there"
+        if sector != SECTOR:
+            return f"its sectors are not of {SECTOR} bytes; name a file on a file system there"
         if size < (needed := SHIFT + (self._bucket << 10)):
             return f"it is too small: {size} bytes, {needed} needed"
         if signatures or (not marked and any(begins)):

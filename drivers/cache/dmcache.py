@@ -29,16 +29,16 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivers.base import CacheStats, Device, Image, Place
 from drivers.cache import onefetch
-from drivers.cache.cachefiles import checked_key, file_bytes, file_of, key_of, label
+from drivers.cache.cachefiles import Files, file_bytes, kernel_base, label
 from drivers.door import door
-from drivers.errors import BadDevice, BadDisk, CommandFailed, DriverError, InUse
+from drivers.errors import CommandFailed, DriverError
 from drivers.host.durable import sync, write_atomically
-from drivers.host.folders import matching
+from drivers.host.retry import Backoff
 from drivers.host.space import allocate
 from drivers.kernel import devmapper, loopdev, multipath, ownership
 from drivers.needs import DEVICE_MAPPER, DMSETUP, LOOP, LOSETUP, MODPROBE, UDEVADM, Needs
@@ -71,7 +71,7 @@ _CLOSING = 60.0
 """Seconds that may be spent on moving blocks into the cache."""
 _PATIENCE = 3
 _FIRST_PAUSE, _LAST_PAUSE = 2.0, 60.0
-"""Seconds until it is tried again after so many heartbeats moved nothing: the cache's disk may be full, or fail."""
+"""Seconds until it is tried again, once so many heartbeats in a row moved nothing."""
 
 
 @door
@@ -88,7 +88,7 @@ class DmCache:
     def __init__(self, place: Place) -> None:
         ownership.claim(place.state)
         self._folder = place.state / "cache"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._files = Files(self._folder, *_KINDS)
         self._moves: dict[str, _Moves] = {}
         """By label."""
 
@@ -97,14 +97,10 @@ class DmCache:
 
         Raises BadDevice, BadDisk if the image's size is no multiple of 512, NoSpace, CommandFailed.
         """
-        if base.path is None:
-            raise BadDevice(f"image {image.name}: what is below the cache is no kernel device")
-        if image.size % _SECTOR or not image.size:
-            raise BadDisk(f"image {image.name}: its size {image.size} is not a multiple of {_SECTOR}")
-        top = _top(image)
+        source, top = kernel_base(image, base), _top(image)
         if not devmapper.exists(top):
             try:
-                self._start(image, base.path)
+                self._start(image, source)
             except (DriverError, OSError):
                 self._undo(image)
                 raise
@@ -113,16 +109,16 @@ class DmCache:
     def close(self, image: Image) -> None:
         """Move what was fetched into the cache and remove all but its files.
 
-        Raises CommandFailed if somebody reads from the disk.
+        Raises CommandFailed if a program reads from the disk.
         """
         devmapper.remove(_top(image))
         self._settle(image, _CLOSING)
         self._moves.pop(label(image), None)
         self._stop_cache(image)
         onefetch.stop(label(image))
-        note = self._file(image, "open")
+        note = self._files.of(image, "open")
         if note.exists():
-            for file in (self._file(image, "data"), self._file(image, "meta")):
+            for file in (self._files.of(image, "data"), self._files.of(image, "meta")):
                 if file.exists():
                     sync(file)
             note.unlink()
@@ -130,18 +126,11 @@ class DmCache:
 
     def remove(self, key: str) -> int:
         """Delete what is kept of an image. Returns the bytes of disk space freed. Raises InUse if the image is open."""
-        files = self._files(f"{checked_key(key)}-*")
-        for file in files:
-            if loopdev.device_of(file):
-                raise InUse(file)
-        freed = self.size(key)
-        for file in files:
-            file.unlink()
-        return freed
+        return self._files.remove(key)
 
     def size(self, key: str) -> int:
         """The bytes of disk space that ``remove`` would free."""
-        return sum(file_bytes(file) for file in self._files(f"{checked_key(key)}-*"))
+        return self._files.size(key)
 
     def stats(self, image: Image) -> CacheStats:
         """``held_bytes``: whole blocks, as far as they are in the cache's file.
@@ -149,12 +138,12 @@ class DmCache:
         Moves what was fetched since into the cache, for at most a second at a time.
         """
         self._settle(image, _HEARTBEAT)
-        data = file_bytes(self._file(image, "data"))
-        return CacheStats(held_bytes=min(data, image.size), file_bytes=data + file_bytes(self._file(image, "meta")))
+        data = file_bytes(self._files.of(image, "data"))
+        return CacheStats(held_bytes=min(data, image.size), file_bytes=data + file_bytes(self._files.of(image, "meta")))
 
     def existing(self) -> frozenset[str]:
         """Keys of the images with a file, whole or half made."""
-        return frozenset(map(key_of, self._files("*-*")))
+        return self._files.keys()
 
     def _start(self, image: Image, base: Path) -> None:
         inner, origin = _inner(image), _start_origin(image, base)
@@ -171,23 +160,23 @@ class DmCache:
 
     def _start_cache(self, image: Image, origin: Path) -> None:
         blocks, block = _blocks(image), BLOCK // _SECTOR
-        allocate(self._file(image, "meta"), META_BYTES + META_BYTES_A_BLOCK * blocks)
-        with self._file(image, "data").open("ab") as file:
+        allocate(self._files.of(image, "meta"), META_BYTES + META_BYTES_A_BLOCK * blocks)
+        with self._files.of(image, "data").open("ab") as file:
             file.truncate(blocks * BLOCK)
-        note = self._file(image, "open")
+        note = self._files.of(image, "open")
         write_atomically(note, _BOOT.read_bytes())
-        meta, data = (loopdev.attach(self._file(image, kind)) for kind in ("meta", "data"))
+        meta, data = (loopdev.attach(self._files.of(image, kind)) for kind in ("meta", "data"))
         line = f"0 {blocks * block} cache {meta} {data} {origin} {block} 2 metadata2 writethrough smq 0"
         devmapper.create(_inner(image).name, [line])
 
     def _stop_cache(self, image: Image) -> None:
         devmapper.remove(_inner(image).name)
         for kind in ("meta", "data"):
-            loopdev.detach(self._file(image, kind))
+            loopdev.detach(self._files.of(image, kind))
 
     def _check_files(self, image: Image) -> None:
         """Start empty if the machine went down while the cache was open, or if half of it is lost."""
-        note, meta, data = (self._file(image, kind) for kind in _KINDS)
+        note, meta, data = (self._files.of(image, kind) for kind in _KINDS)
         if note.exists() and note.read_text() != _BOOT.read_text():
             log.warning("image %s: its cache starts empty: the machine went down while it was open", image.name)
             self._forget(image)
@@ -211,53 +200,49 @@ class DmCache:
         once = onefetch.device(label(image)).name
         multipath.reinstate(once, multipath.state(once).failed)
         moves, fetched = self._moves.setdefault(label(image), _Moves()), onefetch.fetched(label(image))
-        if moves.done_at == fetched or (seconds < _CLOSING and time.monotonic() < moves.not_before):
+        if moves.done_at == fetched or (seconds < _CLOSING and time.monotonic() < moves.backoff.due):
             return
         if _is_passed_by(image):
-            moves.note_passed_by(image)
+            if not moves.passed_by:
+                log.warning("image %s: a read of its cache failed: reads pass it by until the next opening", image.name)
+            moves.passed_by = True
             return
         try:
             moved, left = _move(image, seconds) if _takes_blocks(image) else (0, 1)
         except OSError as error:
             log.error("image %s: its cache fails, and reads pass it by: %s", image.name, error)
             moved, left = 0, 1
-        moves.done_at = -1 if left else fetched
-        moves.note(image, in_vain=bool(left and not moved))
-
-    def _file(self, image: Image, kind: str) -> Path:
-        return file_of(self._folder, image, kind)
-
-    def _files(self, pattern: str) -> list[Path]:
-        return [path for kind in _KINDS for path in matching(self._folder, f"{pattern}.{kind}")]
+        moves.note(image, moved, left, fetched)
 
     def _forget(self, image: Image) -> None:
         for kind in ("meta", "data", "open"):
-            self._file(image, kind).unlink(missing_ok=True)
+            self._files.of(image, kind).unlink(missing_ok=True)
 
 
 @dataclass
 class _Moves:
-    """How it went to move an image's blocks into its cache. ``done_at``: bytes fetched when there were none left."""
+    """How it went to move an image's blocks into its cache. ``done_at``: bytes fetched when there were none left.
+
+    While nothing is moved, the next try comes later and later: the cache's disk may be full, or fail.
+    """
 
     done_at: int = -1
-    not_before: float = 0.0
-    _in_vain: int = 0
-    _pause: float = 0.0
-    _passed_by: bool = False
+    backoff: Backoff = field(default_factory=lambda: Backoff(_FIRST_PAUSE, _LAST_PAUSE))
+    fruitless: int = 0
+    passed_by: bool = False
 
-    def note_passed_by(self, image: Image) -> None:
-        """Nothing is moved any more."""
-        if not self._passed_by:
-            log.warning("image %s: a read of its cache failed: it is passed by until it is opened again", image.name)
-        self._passed_by = True
-
-    def note(self, image: Image, *, in_vain: bool) -> None:
-        """Leave it for longer and longer while nothing is moved."""
-        self._in_vain = self._in_vain + 1 if in_vain else 0
-        if self._in_vain == _PATIENCE:
+    def note(self, image: Image, moved: int, left: int, fetched: int) -> None:
+        """So many blocks were moved, and so many are left of what was fetched until now."""
+        self.done_at = -1 if left else fetched
+        if moved or not left:
+            self.fruitless = 0
+            self.backoff.reset()
+            return
+        self.fruitless += 1
+        if self.fruitless >= _PATIENCE:
+            self.backoff.note_failure()
+        if self.fruitless == _PATIENCE:
             log.warning("image %s: its cache takes nothing in; the rest comes from the parents", image.name)
-        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LAST_PAUSE) if self._in_vain >= _PATIENCE else 0.0
-        self.not_before = time.monotonic() + self._pause
 
 
 def _is_passed_by(image: Image) -> bool:
@@ -375,7 +360,7 @@ def _reads(counters: int) -> int:
 
 
 def _promoted(cache: int, offset: int, counters: int) -> bool:
-    """Read a page again and again until nobody has read below the cache meanwhile: the cache has answered."""
+    """Read a page until a read causes none below the cache: then the cache has answered."""
     with mmap.mmap(-1, _PAGE) as buffer:
         before = _reads(counters)
         for _ in range(_BURST):

@@ -1,7 +1,7 @@
 """Makes one fetch of reads of the same range that come at the same time.
 
 Neither bcache nor dm-cache sees that a second reader misses what is just being fetched for the first: each fetches it.
-Below them reads therefore go through pages in memory, where who wants a page that is on its way waits for it::
+Below them reads therefore go through pages in memory, where a second reader waits for a page that is being read::
 
     virtman-cacheonce-LABEL (multipath) -> loop devices -> virtman-cachefrom-LABEL -> parents
 
@@ -27,7 +27,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from drivers.kernel import devmapper, loopdev
+from drivers.kernel import devmapper, loopdev, multipath
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,7 @@ def start(label: str, table: Iterable[str], sectors: int) -> Path:
     if not devmapper.exists(_once(label)):
         below = devmapper.create(_from(label), table, read_only=True)
         with loopdev.random_readers(below, WIDTH) as loops:
-            paths = " ".join(f"{devmapper.number(loop)} 1" for loop in loops)
-            line = f"0 {sectors} multipath 2 queue_mode bio 0 1 1 queue-length 0 {WIDTH} 1 {paths}"
+            line = multipath.table(sectors, [[devmapper.number(loop) for loop in loops]], "queue-length")
             devmapper.create(_once(label), [line], read_only=True)
     return device(label)
 

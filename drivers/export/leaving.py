@@ -1,9 +1,9 @@
 """When the session of a child that may not read any more can be ended.
 
-The kernel removes who may log in to a target by ending the session, and ends a session only when all its commands are
-answered: whoever asks for that cannot be killed meanwhile, and nobody else gets to see who may log in (Linux:
-core_tpg_del_initiator_node_acl, iscsit_stop_session, under the lock of the folder). A read may wait for as long as
-there is no device, or no parent. So a session is ended only when none of its commands waits.
+To remove an ACL of a target, the kernel ends the session, and waits until all commands of the session are answered.
+The caller cannot be killed meanwhile, and holds the lock of the folder with the ACLs (Linux:
+core_tpg_del_initiator_node_acl, iscsit_stop_session). A read may wait for as long as there is no device, or no parent.
+So a session is ended only when none of its commands waits.
 """
 
 from __future__ import annotations

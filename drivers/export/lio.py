@@ -1,7 +1,7 @@
 """Serve an image by the kernel's iSCSI target (LIO): one target per image and host.
 
-The target exists, and children log in to it, before there is a disk in it; ``publish`` adds the disk. Who may log in is
-listed in the target by name; nobody else may, and nobody may write. Configfs and device-mapper hold all there is to
+The target exists, and children log in to it, before there is a disk in it; ``publish`` adds the disk. Only the children
+that the target lists by name may log in, and none may write. Configfs and device-mapper hold all there is to
 know, so that nothing is remembered here.
 
 Two maps lie over the published device: one for this host's VMs, whose disks are made on it, and one in the target. Each
@@ -25,14 +25,13 @@ import contextlib
 import itertools
 import logging
 import math
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drivers.base import Child, Device, Died, Endpoint, Image, Place
+from drivers.base import Child, Device, Died, Image, Place
 from drivers.door import door
 from drivers.errors import BadDevice, LibraryMissing, TargetFailed
 from drivers.export.leaving import commands_wait
@@ -60,11 +59,11 @@ _ALIAS = "emulate_model_alias"
 
 _REFUSED = ("emulate_pr", "emulate_3pc")
 """What disks do unless they are told not to: reservations, by which one child would keep the others from reading
-(SPC-4, 5.13), and copies. Kernels before 5.0 cannot be told of the first."""
+(SPC-4, 5.13), and copies."""
 
 _ATTRIBUTES = {
     "authentication": 1,  # by the secrets in the children's ACLs
-    "generate_node_acls": 0,  # nobody but who has an ACL
+    "generate_node_acls": 0,  # only initiators with an ACL
     "cache_dynamic_acls": 0,
     "demo_mode_write_protect": 1,
 }
@@ -117,9 +116,9 @@ class LioExport:
         self._ip, self._port = iscsinames.portal_of(self._address)
         self._numbering = threading.Lock()  # held while a new disk gets its number
         self._admitting = threading.Lock()
-        """Held while children are let in or sent away. Nobody waits for their reads with it."""
+        """Held while children are let in or locked out, and never while their reads are waited for."""
         self._leaving: dict[str, object] = {}
-        """By image, what stands for the thread that ends sessions of those who may not read any more."""
+        """By image, the mark of the thread that ends the sessions of children that are locked out."""
 
     @property
     def address(self) -> str:
@@ -127,8 +126,8 @@ class LioExport:
         return self._address
 
     @_again
-    def reserve(self, image: str) -> Endpoint:
-        """Make the target, open for who is allowed, without a disk.
+    def reserve(self, image: str) -> None:
+        """Make the target, open for the children that are allowed, without a disk.
 
         Raises BadName, BadAddress, NotOurs, LibraryMissing, TargetFailed.
         """
@@ -138,10 +137,9 @@ class LioExport:
             # (rtslib: root.py, _set_dbroot).
             _rtslib().RTSRoot()
             self._group(image)
-        return Endpoint(self.address, target_name(self._host, image))
 
     @_again
-    def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:  # noqa: ARG002
+    def publish(self, image: Image, device: Device, *, replace: bool = False) -> None:  # noqa: ARG002
         """Put the image's disk into its target. A published one gets another device without being taken away.
 
         ``replace`` changes nothing more: the connections to parents are below ``device``, and attach drops them.
@@ -149,7 +147,7 @@ class LioExport:
         Raises BadDevice, BadName, BadAddress, LibraryMissing, TargetFailed, CommandFailed.
         """
         path = _check_device(image, device)
-        endpoint = self.reserve(image.name)
+        self.reserve(image.name)
         with _translated():
             found = _disk(image.name)
             if found is not None and not _complete(found, image):
@@ -164,7 +162,6 @@ class LioExport:
             self._plug_in(group, disk)
             for acl in group.node_acls:
                 _show_disk(acl)
-        return endpoint
 
     def local(self, image: Image) -> Device:
         """The map that follows every replacement of the device. It is there once the image is published."""
@@ -206,17 +203,17 @@ class LioExport:
                 _set_passwords(acl, secret)
                 _show_disk(acl)
         if not self._end_sessions(image):
-            log.info("image %s: sessions of who may not read any more end when their reads do", image)
+            log.info("image %s: sessions of children that may not read any more end with their reads", image)
             this = self._leaving[image] = object()
             Watch(f"sessions-end-{image}", partial(self._end_sessions_later, image, this)).start()
 
     def _end_sessions_later(self, image: str, this: object) -> None:
-        """Wait for the reads of those who are locked out, unless another thread does by now."""
+        """Wait for the reads of children that are locked out, until another thread does."""
         retry.until(lambda: self._leaving[image] is not this or self._end_sessions(image), limit=math.inf, first=0.1)
 
     @_again
     def _end_sessions(self, image: str) -> bool:
-        """End the sessions of those who are locked out, if nothing of theirs waits. Whether none is left."""
+        """End the sessions of children that are locked out and wait for no command. Returns whether none is left."""
         with _translated(), self._admitting:
             target = self._target(image)
             groups = [] if target is None else target.tpgs
@@ -229,10 +226,10 @@ class LioExport:
 
     @_again
     def withdraw(self, image: str) -> None:
-        """End the children's sessions and remove target, disk and maps. What the device still holds must be let go of.
+        """End the children's sessions and remove target, disk and maps. The device must hold no reads any more.
 
-        Children's reads end as by a broken path. While VMs' disks are on their map, it stays, lets go of the device,
-        and holds their reads until ``publish``.
+        Children's reads end as by a broken path. While VMs' disks are on their map, it stays without the
+        device, and holds their reads until ``publish``.
 
         Raises BadName, NotOurs, LibraryMissing, TargetFailed, CommandFailed.
         """
@@ -250,7 +247,7 @@ class LioExport:
         if devmapper.exists(kept) and devmapper.openers(kept):
             log.warning("image %s: VMs' disks are on it, and their reads wait", image)
             sectors = int(devmapper.table(kept).split()[1])
-            devmapper.reload(kept, [_table(sectors, [])], read_only=True)
+            devmapper.reload(kept, [_table(sectors)], read_only=True)
         else:
             devmapper.remove(kept)
 
@@ -295,7 +292,7 @@ class LioExport:
     def _snapshot(self, prefix: str, image: Image, number: str) -> Path:
         """One of the image's maps, reading by a block device, given by its number."""
         name = prefix + image.name
-        table = [_table(image.size // SECTOR, [number])]
+        table = [_table(image.size // SECTOR, number)]
         if devmapper.exists(name) and _unlike(name, number):
             devmapper.reload(name, table, read_only=True)
         return devmapper.create(name, table, read_only=True)
@@ -306,8 +303,7 @@ class LioExport:
             name, number = _OWN + image.name, _free_number()
             disk = block_device(name, dev=_plain(source), wwn=serial_of(image), readonly=True, index=number)
         for refused in _REFUSED:
-            if refused in disk.list_attributes(writable=True):
-                disk.set_attribute(refused, 0)
+            disk.set_attribute(refused, 0)
         disk.set_attribute(_ALIAS, 1)  # last: a disk with it is complete
         return disk
 
@@ -332,20 +328,19 @@ def _unlike(name: str, path: str) -> bool:
 
 
 def _hold_no_children(image: str) -> None:
-    """Fail the children's reads that no device answers, and those that come."""
+    """Fail the children's reads that wait for a device, and all further reads."""
     name = _FOR_CHILDREN + image
     if devmapper.exists(name) and multipath.HOLDS in devmapper.table(name):
         devmapper.message(name, multipath.FAILS)
 
 
-def _table(sectors: int, paths: Sequence[str]) -> str:
-    """Reads by a device, or for now by none (Linux: drivers/md/dm-mpath.c).
+def _table(sectors: int, *paths: str) -> str:
+    """Reads by a device, or for now by none.
 
     It is a multipath target because that holds requests when it has no path or its path failed. It cannot be replaced
     by a target of another type.
     """
-    group = f"1 1 service-time 0 1 0 {paths[0]}" if paths else "0 0"
-    return f"0 {sectors} multipath 3 {multipath.HOLDS} queue_mode bio 0 {group}"
+    return multipath.table(sectors, [[path] for path in paths], "service-time", holds=True)
 
 
 def _check_device(image: Image, device: Device) -> Path:
@@ -393,7 +388,7 @@ def _remove_disk(image: str, disk: Any) -> None:
 def _complete(disk: Any, image: Image) -> bool:
     """Whether the disk has all that it gets when it is made, and is this image's.
 
-    After a reboot targetcli's service may have made it over whatever has its device's number by then.
+    After a reboot targetcli's service may have made it over another device that has the number of the former one.
     """
     served = _FOR_CHILDREN + image.name
     return bool(
@@ -418,7 +413,7 @@ def _set_passwords(acl: Any, secret: str) -> None:
 
 
 def _lock_out(acl: Any) -> None:
-    """Let nobody log in by the ACL (Linux: chap_server_open refuses without a name), and its sessions see no disk."""
+    """Refuse logins by the ACL (Linux: chap_server_open refuses without a name), and hide the disk from sessions."""
     acl.chap_password = acl.chap_userid = ""
     for mapped in list(acl.mapped_luns):
         mapped.delete()
@@ -438,17 +433,13 @@ def _plugged_in(group: Any) -> bool:
 def _is_on(item: Path) -> bool:
     """Whether there is a portal group, or a disk, and it is enabled. Raises OSError."""
     try:
-        file = os.open(item / "enable", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(file, 1) == b"1"
-        finally:
-            os.close(file)
-    except (FileNotFoundError, NotADirectoryError):  # also of one that goes between the two
+        return (item / "enable").read_text().startswith("1")
+    except (FileNotFoundError, NotADirectoryError):  # also of one that goes just now
         return False
 
 
 def _show_disk(acl: Any) -> None:
-    """Let who has the ACL see the disk, if there is one by now, and they are not locked out."""
+    """Let the child with the ACL see the disk, if there is one, and the child is not locked out."""
     rtslib = _rtslib()
     if _is_locked_out(acl) or not _plugged_in(acl.parent_tpg):
         return

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drivers.base import Child, Device, Died, Endpoint, Image, Place
+from drivers.base import Child, Device, Died, Image, Place
 from drivers.door import door
 from drivers.errors import BadDevice, DaemonFailed, NotServing, ProtocolViolated
 from drivers.host.space import Room
@@ -78,15 +78,14 @@ class NbdExport:
         """``unix://`` and the folder of the sockets."""
         return address_of(self._folder)
 
-    def reserve(self, image: str) -> Endpoint:
+    def reserve(self, image: str) -> None:
         """Bind the image's socket, unless it is bound here or served by a daemon. Raises BadName, PathTooLong."""
         unit = self._unit(image)
         with unit.lock:
             if unit.daemon is None or unit.daemon.ended():
                 self._listen(image, unit)
-        return Endpoint(self.address, image)
 
-    def publish(self, image: Image, device: Device, *, replace: bool = False, timeout: float = 60) -> Endpoint:
+    def publish(self, image: Image, device: Device, *, replace: bool = False, timeout: float = 60) -> None:
         """Serve ``device.node`` and return when a client gets an answer.
 
         A running daemon is left alone if it serves exactly this node, unless ``replace``; else another takes its place
@@ -113,11 +112,10 @@ class NbdExport:
                 raise
             unit.read_by_start = unit.read_by_start or unit.daemon.bytes_read()
             self._watcher.add(image.name, unit.daemon)
-        return Endpoint(self.address, image.name)
 
     def local(self, image: Image) -> Device:
         """The image as this host serves it, for its own VMs."""
-        return Device(size=image.size, node=client_node(socket_of(Endpoint(self.address, image.name)), image.key))
+        return Device(size=image.size, node=client_node(socket_of(self.address, image.name), image.key))
 
     def hit_bytes(self, image: str) -> int | None:
         """Bytes that the image's daemon has read from files since it was published: what its parents were spared.

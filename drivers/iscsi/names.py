@@ -30,7 +30,7 @@ _LONGEST_NAME = 223  # RFC 3720, 3.2.6.1
 
 
 class Side(StrEnum):
-    """Who proves itself by a password: the two of one edge have to differ (RFC 3720, 8.2.1)."""
+    """The host that a password authenticates: the two passwords of an edge have to differ (RFC 3720, 8.2.1)."""
 
     CHILD = "child"
     PARENT = "parent"

@@ -143,7 +143,7 @@ def log_in(target: Target, initiator: str) -> None:
 def log_out(target: Target) -> None:
     """End the session with a parent, if there is one, and then remove the parent's record.
 
-    A session that is being made is waited for: without a record nobody would look for it. Raises DriverError, OSError.
+    Wait for a session that is being made: without a record it would never be found. Raises DriverError, OSError.
     """
     if not retry.until(partial(_has_ended, target), limit=_LOGOUT_LIMIT):
         if target in sessions():

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
-import mmap
-import os
 import re
-import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from drivers.errors import BadDisk, CommandFailed, NotReleased
+from drivers.host import retry
 from drivers.host.command import run
+from drivers.host.folders import matching
 from drivers.kernel import devmapper, kernellog
 
 log = logging.getLogger(__name__)
@@ -31,19 +28,15 @@ PATIENCE = 30.0
 _LONGEST = 600.0
 """Seconds for a volume whose index is read as it starts."""
 
-YOUNG = 97
-"""Per cent of unused buckets, above which a set is young: see ``Replacement``."""
+UNUSED_IN_YOUTH = 97
+"""Per cent of unused buckets, above which a set is young: see ``begin_young``."""
+
+YOUNG, OLD = "random", "lru"
+"""The replacement policies of sets."""
 
 _FS = Path("/sys/fs/bcache")
+_POLICY = "cache0/cache_replacement_policy"
 _NO_NUMBER = "no room for UUID"
-
-# Where the superblock is on a device, and what is where in it (Linux: drivers/md/bcache/bcache_ondisk.h, cache_sb_disk)
-_SUPER_AT, _SUPER_SIZE = 4096, 4096
-_FLAGS_AT, _KEYS_AT, _KEYS_FROM = 104, 206, 208
-_REPLACEMENT = 0b111 << 2
-"""The flags that name the replacement policy; lru is 0."""
-_WORD = struct.Struct("<Q")
-_POLYNOMIAL, _ALL_ONES = 0x42F0E1EBA9EA3693, (1 << 64) - 1
 
 
 def folder(name: str) -> Path:
@@ -88,14 +81,24 @@ def have_told(file: Path, text: str) -> None:
 
 
 def stop(name: str) -> None:
-    """Have bcache let go of a map. Raises NotReleased."""
+    """Have bcache release a map. Raises NotReleased."""
     if not devmapper.exists(name):
         return
-    home = settings(name)
-    handle = running_set(name) or home
+    home, running = settings(name), running_set(name)
+    if running:
+        tell(running / _POLICY, OLD)  # for the next start, before ``begin_young``
     if home.exists():
-        tell(handle / "stop", "1")  # one that has failed stops by itself
+        tell((running or home) / "stop", "1")  # one that has failed stops by itself
         wait(lambda: not home.exists(), name)
+
+
+def disk(name: str, **values: str) -> Path:
+    """Where a registered backing device is read, with these settings. Raises NotReleased, OSError."""
+    home = settings(name)
+    wait((home / "dev/dev").exists, f"bcache device of {name}")
+    for setting, value in values.items():
+        (home / setting).write_text(value)
+    return Path("/dev") / (home / "dev").resolve().name
 
 
 def running_set(name: str) -> Path | None:
@@ -113,32 +116,21 @@ def attached(home: Path) -> list[str]:
 
     One that leaves meanwhile, as all do when a set fails, is left out. Raises OSError.
     """
-    names = (_name_of(link) for link in _members(home))
-    return [name for name in names if name]
+    return [name for link in matching(home, "bdev*") if (name := _name_of(link))]
 
 
-def _name_of(link: str) -> str:
+def _name_of(link: Path) -> str:
     """The name of a member, from the link to its folder; empty if it leaves just now. Raises OSError."""
     try:
-        return _read(f"{link}/../dm/name").strip()
+        return (link / "../dm/name").read_text().strip()
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENODEV):
             raise
     try:
-        device = os.path.basename(os.path.dirname(os.readlink(link)))  # noqa: PTH115, PTH119, PTH120  (as in _members)
+        device = link.readlink().parent.name
     except FileNotFoundError:
         return ""
     return "" if device.startswith("dm-") else device
-
-
-def _members(home: Path) -> list[str]:
-    """Links to the folders of what is attached to a set. Raises OSError."""
-    # Asked with each heartbeat, for hundreds: a Path costs more than what it leads to.
-    try:
-        with os.scandir(home) as entries:
-            return sorted(entry.path for entry in entries if entry.name.startswith("bdev"))
-    except FileNotFoundError:
-        return []
 
 
 def attach(name: str, home: Path) -> list[str]:
@@ -167,61 +159,25 @@ def detach(name: str) -> None:
         wait(lambda: set_of(name) is None, name)
 
 
-def prefer_unused(name: str) -> None:
-    """Before a set starts on a map: have its superblock ask for the policy that takes unused buckets first.
-
-    At a start bcache takes hundreds of buckets into its list of free ones, by the policy in the superblock: that which
-    was set last, also before a power cut. A damaged superblock is left to bcache, which refuses it. Raises OSError.
-    """
-    if settings(name).exists():
-        return
-    with devmapper.map_path(name).open("r+b", buffering=0) as file:
-        file.seek(_SUPER_AT)
-        block = bytearray(file.read(_SUPER_SIZE))
-        end = _KEYS_FROM + 8 * int.from_bytes(block[_KEYS_AT : _KEYS_AT + 2], "little")
-        (checksum,), (flags,) = (_WORD.unpack_from(block, at) for at in (0, _FLAGS_AT))
-        if checksum != _crc64(bytes(block[8:end])) or not flags & _REPLACEMENT:
-            return
-        _WORD.pack_into(block, _FLAGS_AT, flags & ~_REPLACEMENT)
-        _WORD.pack_into(block, 0, _crc64(bytes(block[8:end])))
-        file.seek(_SUPER_AT)
-        file.write(block)
-        os.fsync(file.fileno())
-
-
-class Replacement:
-    """Has sets throw away what was not used for longest, or, while they are young, what chance hits.
+def begin_young(home: Path) -> None:
+    """Have a set that has just started evict random buckets, until ``end_youth`` finds it old.
 
     bcache counts the age of a bucket in steps of 1/1024 of the set's size that were read, and divides the age of the
     oldest by 8 (Linux: drivers/md/bcache/alloc.c, bucket_prio). While that gives 0, it prefers no unused bucket to the
-    oldest, and throws away what was just fetched in a set that is nearly empty. Of buckets chosen at random few are in
-    use then.
-
-    Just after a start it does prefer unused ones, see ``prefer_unused``.
+    oldest, and evicts what was just fetched in a set that is nearly empty. Of random buckets few are in use then. Only
+    as a set starts it prefers unused ones, and takes hundreds of them, by the policy in the superblock: see ``stop``.
     """
+    tell(home / _POLICY, YOUNG)
 
-    def __init__(self) -> None:
-        self._old_from: dict[str, float] = {}
-        """Bytes written since its start, from which on a set may be old. The kernel sorts all buckets to tell how many
-        are in use: 160 ms of an emulated processor for the 131072 of 64 GiB."""
 
-    def begin(self, home: Path) -> None:
-        """A set has started. Raises OSError."""
-        self._old_from.pop(home.name, None)
-        self.keep(home)
+def end_youth(home: Path) -> None:
+    """Have a set evict what was not used for longest, once enough buckets are in use. Raises OSError.
 
-    def keep(self, home: Path) -> None:
-        """To be called now and then while a set is in use. Raises OSError."""
-        written = _bytes(home / "cache0/written")
-        if written < self._old_from.get(home.name, 0):
-            return
-        left = _unused(home) - YOUNG
-        policy = home / "cache0/cache_replacement_policy"
-        wanted = "random" if left > 0 else "lru"
-        if f"[{wanted}]" not in policy.read_text():
-            tell(policy, wanted)
-        size = int((home / "cache0/nbuckets").read_text()) * _bytes(home / "cache0/bucket_size")
-        self._old_from[home.name] = written + size * left / 100 if left > 0 else math.inf
+    To be called now and then. Of a young set the kernel sorts all buckets to tell how many are in use: 160 ms of an
+    emulated processor for the 131072 of 64 GiB.
+    """
+    if f"[{YOUNG}]" in (home / _POLICY).read_text() and _unused(home) <= UNUSED_IN_YOUTH:
+        tell(home / _POLICY, OLD)
 
 
 def _target(link: Path) -> Path | None:
@@ -233,43 +189,13 @@ def _target(link: Path) -> Path | None:
     return home if home.exists() else None
 
 
-def _crc64(data: bytes) -> int:
-    """The checksum of a superblock (Linux: lib/crc64.c, crc64_be; drivers/md/bcache/util.h, bch_crc64)."""
-    crc = _ALL_ONES
-    for byte in data:
-        crc ^= byte << 56
-        for _ in range(8):
-            crc = (crc << 1 ^ _POLYNOMIAL if crc >> 63 else crc << 1) & _ALL_ONES
-    return crc ^ _ALL_ONES
-
-
-def _read(file: str) -> str:
-    """What a small file says. Raises OSError."""
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, mmap.PAGESIZE).decode()
-    finally:
-        os.close(fd)
-
-
 def _unused(home: Path) -> int:
     """Per cent of the buckets."""
     line = (home / "cache0/priority_stats").read_text().splitlines()[0]
     return int(line.split()[-1].rstrip("%"))
 
 
-def _bytes(file: Path) -> float:
-    """A size as bcache writes it, to one decimal (Linux: drivers/md/bcache/util.c, bch_hprint)."""
-    text = file.read_text().strip()
-    return float(text[:-1]) * (1 << 10 * "?kMGTPEZY".index(text[-1]))
-
-
 def wait(done: Callable[[], bool], what: str) -> None:
     """Wait until the kernel's workers have done what was asked for. Raises NotReleased."""
-    end, pause = time.monotonic() + PATIENCE, 0.005
-    while not done():
-        if time.monotonic() > end:
-            raise NotReleased(what, PATIENCE)
-        log.debug("waiting for %s", what)
-        time.sleep(pause)
-        pause = min(2 * pause, 0.25)
+    if not retry.until(done, limit=PATIENCE, first=0.005, longest=0.25):
+        raise NotReleased(what, PATIENCE)

@@ -182,12 +182,6 @@ def tell(name: str, text: str) -> None:
     dmioctl.send(name, text)
 
 
-def either(first: Path, second: Path, sectors: int) -> str:
-    """A table that reads from the second device if the first one fails (Linux: drivers/md/dm-mpath.c)."""
-    groups = " ".join(f"round-robin 0 1 0 {number(device)}" for device in (first, second))
-    return f"0 {sectors} multipath 2 queue_mode bio 0 2 1 {groups}"
-
-
 def failing_over(first: Path, second: Path, sectors: int) -> str:
     """A table that reads from the second device, for good, once the first one has failed a read by any error.
 

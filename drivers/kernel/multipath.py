@@ -21,6 +21,20 @@ Groups = Sequence[Sequence[str]]
 """Disks by their numbers, ``major:minor``. A map reads by those of a group while it can, and by the next one's then."""
 
 
+def table(
+    sectors: int, groups: Groups, selector: str = "round-robin", *, holds: bool = False, requests: bool = False
+) -> str:
+    """The table of a map, which reads by one disk of a group after the other, as the path selector says.
+
+    ``holds``: the map keeps requests that it has no path for. ``requests``: it takes those of the block layer, and not
+    bios (Linux: admin-guide/device-mapper/dm-queue-length, dm-service-time; drivers/md/dm-mpath.c).
+    """
+    features = [*([HOLDS] if holds else []), *([] if requests else ["queue_mode", "bio"])]
+    told = [f"{selector} 0 {len(group)} 0 {' '.join(group)}" for group in groups]
+    counts = f"{len(groups)} {min(1, len(groups))}"
+    return " ".join([f"0 {sectors} multipath {len(features)}", *features, f"0 {counts}", *told])
+
+
 @dataclass(frozen=True)
 class State:
     """How a map reads: by all paths in ``groups`` but those that have ``failed``, and now by this ``group``.

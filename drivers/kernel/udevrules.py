@@ -1,4 +1,4 @@
-"""Keeps udev and those who listen to it (blkid, multipathd, lvm) away from the devices that hold images and VMs' disks.
+"""Keeps udev and its listeners (blkid, multipathd, lvm) away from the devices that hold images and VMs' disks.
 
 A probe of a new device reads from the parents, about 0.7 MB each, waits in a map whose parents are not there yet, and
 holds up whoever removes it. udev looks at a loop device whenever somebody who could write has closed it: a dozen times
@@ -59,7 +59,7 @@ def rules() -> str:
     """What udev is told."""
     files = "|".join(f"{folder}/*" for folder in _folders)
     return f"""\
-# Written by VirtMan, whose devices nobody has to look at.
+# Written by VirtMan: nothing has to probe its devices.
 SUBSYSTEM!="block", GOTO="virtman_end"
 KERNEL=="dm-*", ATTR{{dm/name}}=="virtman-*", GOTO="virtman_own"
 KERNEL=="loop*", ENV{{DEVTYPE}}=="disk", TEST!="loop/backing_file", GOTO="virtman_unprobed"
@@ -95,6 +95,6 @@ def apply() -> None:
             fresh = FILE.with_suffix(".new")
             fresh.write_text(wanted)
             fresh.rename(FILE)
-        run(["udevadm", "control", "--reload"])  # also if who wrote them was killed before
+        run(["udevadm", "control", "--reload"])  # also if the process that wrote them was killed before
         _applied.add(wanted)
         log.info("udev leaves our devices alone, by %s", FILE)

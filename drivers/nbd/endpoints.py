@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drivers.base import BlockNode, Endpoint
+from drivers.base import BlockNode
 from drivers.errors import BadAddress
 from drivers.names import checked
 
@@ -36,9 +36,9 @@ def folder_of(address: str) -> Path:
     return folder
 
 
-def socket_of(endpoint: Endpoint) -> Path:
-    """The socket of an endpoint. Raises BadAddress, BadName."""
-    return folder_of(endpoint.address) / f"{checked(endpoint.export)}.sock"
+def socket_of(address: str, image: str) -> Path:
+    """The socket by which the host at an address serves an image. Raises BadAddress, BadName."""
+    return folder_of(address) / f"{checked(image)}.sock"
 
 
 def client_node(socket: Path, key: str, *, open_timeout: int = OPEN_TIMEOUT) -> BlockNode:

@@ -11,19 +11,16 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from drivers.attach.routes import origin_file
 from drivers.base import (
-    CachedDevice,
     CacheStats,
     Child,
     Device,
-    DeviceState,
     Died,
-    Endpoint,
     Image,
     LostParent,
     Monitor,
@@ -33,11 +30,10 @@ from drivers.base import (
     PathStatus,
     Place,
     Range,
-    Volume,
-    VolumeState,
 )
 from drivers.blocks import Blocks, open_blocks
 from drivers.cache.cachefiles import checked_key
+from drivers.cachemodels import CachedDevice, DeviceState, Volume, VolumeState
 from drivers.errors import (
     BadDevice,
     BadDisk,
@@ -63,7 +59,7 @@ HIT_BYTES = 3 << 20
 BYTES_PER_FETCH = 1 << 20
 SECTOR = 512
 DEVICE_SIZE = 1 << 30
-POOL = Volume(Path("/state/cache/pool"), 1 << 30, (), VolumeState.IDLE)
+POOL = Volume(path="/state/cache/pool", size=1 << 30, images=[], state=VolumeState.IDLE)
 
 
 def unnoticed(_moment: str) -> None:
@@ -110,7 +106,7 @@ class Host:
         self.unsettled: set[str] = set()
         self.caches: dict[str, int] = {}
         self.open_caches: set[str] = set()
-        self.volumes = {POOL.path: POOL}
+        self.volumes = {Path(POOL.path): POOL}
         """Of the cache, if the driver has volumes."""
         self.endpoints: set[str] = set()
         self.served: dict[str, Device] = {}
@@ -121,6 +117,8 @@ class Host:
         """Bytes that may be written to disks beside what VMs write."""
         self.devices: dict[str, CachedDevice] = {}
         """Devices of others that are read through the cache, by the names of their attachments."""
+        self.numbers: dict[str, str] = {}
+        """Of the devices of attachments."""
         self.half_devices: set[str] = set()
         """Attachments that are not whole."""
         self.refused: dict[str, str] = {}
@@ -148,6 +146,10 @@ class Host:
             "routes", "reading", "open_caches", "endpoints", "served", "allowed", "disks", "devices", "half_devices",
         )  # fmt: skip
         return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind)}
+
+    def has_volume(self) -> bool:
+        """Whether a volume takes devices."""
+        return any(volume.state is not VolumeState.FAILED for volume in self.volumes.values())
 
     def daemon_dies(self, image: str) -> None:
         """The process that serves an image is killed."""
@@ -250,8 +252,11 @@ class CacheDouble:
         return frozenset(self.host.caches)
 
 
-class CacheGroupDouble(CacheDouble):
-    """A cache with volumes, which are in the host's memory; no image ever joins one, and devices join if one runs."""
+class VolumesDouble:
+    """Volumes in the host's memory; no image ever joins one."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
 
     def volumes(self) -> list[Volume]:
         if "cache.volumes" in self.host.failing:
@@ -264,20 +269,24 @@ class CacheGroupDouble(CacheDouble):
 
     def add_volume(self, path: Path) -> Volume:
         with self.host.act("cache.add_volume"):
-            return self.host.volumes.setdefault(path, replace(POOL, path=path))
+            return self.host.volumes.setdefault(path, POOL.model_copy(update={"path": str(path)}))
 
     def remove_volume(self, path: Path) -> bool:
         if path not in self.host.volumes:
             return False
         with self.host.act("cache.remove_volume"):
             del self.host.volumes[path]
-            if not self._taking():
+            if not self.host.has_volume():
                 for name, device in self.host.devices.items():
-                    self.host.devices[name] = replace(device, state=DeviceState.DIRECT)
+                    self.host.devices[name] = device.model_copy(update={"state": DeviceState.DIRECT})
             return True
 
-    def _taking(self) -> bool:
-        return any(volume.state is not VolumeState.FAILED for volume in self.host.volumes.values())
+
+class DevicesDouble:
+    """Devices of others in the host's memory; they join a volume if one runs."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
 
     def attach_device(self, name: str, device: Path) -> Device:
         checked(name)
@@ -288,25 +297,24 @@ class CacheGroupDouble(CacheDouble):
             known, size = self.host.devices.get(name), self.host.sizes.get(number, DEVICE_SIZE)
             if known is None and (why := self.host.refused.get(number)):
                 raise DeviceRefused(why)
-            if known is not None and (known.number, known.size) != (number, min(known.size, size)):
-                if known.number != number:
-                    raise BadDevice(f"{name} is attached to another device")
+            if known is not None and self.host.numbers[name] != number:
+                raise BadDevice(f"{name} is attached to another device")
+            if known is not None and size < known.size:
                 raise DeviceRefused("it has shrunk")
             self.host.half_devices.add(name)
             self.host.moment("within cache.attach_device")
             path = Path("/dev/mapper") / f"virtman-volume-{name}"
-            state = DeviceState.CACHED if self._taking() else DeviceState.DIRECT
-            self.host.devices[name] = replace(
-                known or CachedDevice(name, path, number, size, state), size=size, state=state
-            )
+            state = DeviceState.CACHED if self.host.has_volume() else DeviceState.DIRECT
+            self.host.devices[name] = CachedDevice(device=name, path=str(path), size=size, state=state)
+            self.host.numbers[name] = number
             self.host.half_devices.discard(name)
         return Device(size, path)
 
     def tend_device(self, name: str) -> None:
         checked(name)
         with self.host.act("cache.tend_device"):
-            if name in self.host.devices and self._taking():
-                self.host.devices[name] = replace(self.host.devices[name], state=DeviceState.CACHED)
+            if name in self.host.devices and self.host.has_volume():
+                self.host.devices[name] = self.host.devices[name].model_copy(update={"state": DeviceState.CACHED})
 
     def detach_device(self, name: str, *, force: bool = False) -> None:
         checked(name)
@@ -325,6 +333,14 @@ class CacheGroupDouble(CacheDouble):
         return frozenset(self.host.devices.keys() | self.host.half_devices)
 
 
+class CacheGroupDouble(CacheDouble):
+    """A cache with volumes."""
+
+    def __init__(self, place: Place | Host) -> None:
+        super().__init__(place)
+        self.group, self.devices = VolumesDouble(self.host), DevicesDouble(self.host)
+
+
 class ExportDouble:
     """Endpoints and processes in the host's memory."""
 
@@ -334,12 +350,11 @@ class ExportDouble:
         self.host = _host(place)
         self.died = died
 
-    def reserve(self, image: str) -> Endpoint:
+    def reserve(self, image: str) -> None:
         with self.host.act("export.reserve"):
             self.host.endpoints.add(checked(image))
-        return Endpoint(ADDRESS, image)
 
-    def publish(self, image: Image, device: Device, *, replace: bool = False) -> Endpoint:
+    def publish(self, image: Image, device: Device, *, replace: bool = False) -> None:
         with self.host.act("export.publish"):
             _require_content(device)
             checked(image.name)
@@ -348,7 +363,6 @@ class ExportDouble:
             if replace or not same:
                 self.host.reading[image.name] = set(self.host.routes.get(image.name, [])[:1])
                 self.host.served[image.name] = device
-        return Endpoint(ADDRESS, image.name)
 
     def local(self, image: Image) -> Device:
         return Device(image.size, node={"driver": "nbd", "export": checked(image.name), "key": image.key})
@@ -509,7 +523,7 @@ def drivers_over(
     attach = AttachDouble(host, lost=lambda _image, _parent: None)
     export = ExportDouble(host, died=lambda _image: None)
     source = LayeredSource(attach, group or CacheDouble(host), export, step)
-    return HostDrivers(source, SnapshotDouble(host), group)
+    return HostDrivers(source, SnapshotDouble(host), None if group is None else group.group)
 
 
 class MemoryBlocks:

@@ -167,7 +167,7 @@ class CachedTest(ComputesTest):
     def test_one_that_grows_grows_for_its_server(self) -> None:
         _, driver, connection = self.connected()
         (device,) = self.host.devices.values()
-        self.host.sizes[device.number] = 2 * device.size
+        self.host.sizes[self.host.numbers[device.device]] = 2 * device.size
         driver.extend_volume(connection, None, 2 * device.size)
         self.assertEqual([2 * device.size], [one.size for one in self.host.devices.values()])
 

@@ -8,13 +8,14 @@ import os
 import secrets
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from testtools import TestCase
 
 from drivers.base import CacheDriver, Device, Image, Place
+from drivers.errors import CommandFailed
 from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
 from tests.contracts import drivers as contracts
@@ -91,7 +92,11 @@ class CacheCase(TestCase):
             self.assert_content(image, b"".join(parts))
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
-    def check_readers_at_once_fetch_once(self) -> None:
+
+class SharedCase(CacheCase):
+    """What holds for each cache in the kernel, besides the contract."""
+
+    def test_ten_readers_at_once_fetch_once(self) -> None:
         image, base = self.new_base(size=4 << 20)
         path = self.opened(image, base)
         before, ready = fetched(base), threading.Barrier(READERS)
@@ -105,7 +110,7 @@ class CacheCase(TestCase):
                 self.assert_content(image, got)
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
-    def check_files_on_sectors_of_4_kib(self) -> None:
+    def test_files_may_lie_on_a_file_system_with_sectors_of_4_kib(self) -> None:
         small = small_file_system(self, self.folder, "256M", sector=4096)
         self.place = Place(state=small / "state", run=small / "run")
         self.cache = self.new_cache()
@@ -117,6 +122,28 @@ class CacheCase(TestCase):
             self.cache.stats(image)
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
         self.assertEqual("512", run(["blockdev", "--getss", str(path)]).stdout.strip())
+
+    def test_a_removed_image_is_never_read_again(self) -> None:
+        image, base = self.new_base(size=4 << 20)
+        self.assert_reads(image, self.opened(image, base))
+        self.cache.close(image)
+        self.cache.remove(image.key)
+        # The worst case: another content comes under the same key and name.
+        other, other_base = self.new_base("other", 4 << 20)
+        path = self.opened(Image(name=image.name, size=other.size, digest=image.digest), other_base)
+        self.assert_reads(other, path)
+        self.assert_reads(other, path, 4096)
+
+    def test_a_disk_in_use_is_not_closed(self) -> None:
+        image, base = self.new_base(size=1 << 20)
+        path = self.opened(image, base)
+        with path.open("rb"):
+            self.assertRaises(CommandFailed, self.cache.close, image)
+        self.assert_reads(image, path)
+
+    def test_what_was_made_for_a_base_that_is_missing_is_removed(self) -> None:
+        image, _ = self.new_base(size=1 << 20)
+        self.assertRaises(CommandFailed, self.cache.open, image, Device(image.size, path=Path("/dev/mapper/none")))
 
 
 class ContractCase(CacheCase, contracts.CacheContract):
@@ -140,6 +167,40 @@ class ContractCase(CacheCase, contracts.CacheContract):
 
     def release(self) -> None:
         """Nobody has it open."""
+
+
+class Busy:
+    """Does something again and again in a thread, and fails the test if that raises an error."""
+
+    def __init__(self, case: TestCase, act: Callable[[], None]) -> None:
+        self._case, self._act = case, act
+        self._end = threading.Event()
+        self._errors: list[BaseException] = []
+        self._rounds = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                self._act()
+                self._rounds += 1
+        except BaseException as error:  # noqa: BLE001  (told in the thread of the test)
+            self._errors.append(error)
+
+    def __enter__(self) -> Busy:
+        self._thread.start()
+        self._await_round()
+        return self
+
+    def _await_round(self) -> None:
+        before = self._rounds
+        wait_until(lambda: self._rounds > before or bool(self._errors))
+
+    def __exit__(self, *_: object) -> None:
+        self._await_round()  # it still works
+        self._end.set()
+        self._thread.join()
+        self._case.assertEqual([], self._errors)
 
 
 def found() -> list[list[str]]:

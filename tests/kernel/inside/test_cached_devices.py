@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,15 +17,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from drivers.base import CachedDevice, DeviceState
-from drivers.cache.bcache import BcacheCache
-from drivers.cache.cacheddevices import HEADERS
+from drivers.cache.cacheddevices import HEADERS, Devices
+from drivers.cachemodels import CachedDevice, DeviceState
 from drivers.errors import DeviceRefused, NotReleased
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev, multipath
 from tests.contracts import drivers as contracts
 from tests.kernel.inside.bcachecase import BcacheCase
-from tests.kernel.inside.caches import content, drop_memory
+from tests.kernel.inside.caches import Busy, content, drop_memory
 from tests.kernel.inside.killing import killed_at, programs_run
 from tests.kernel.inside.waits import wait_until
 
@@ -59,18 +57,24 @@ class DeviceCase(BcacheCase):
         return file, device
 
     def attached(self, device: Path | None = None, name: str = "one") -> Path:
-        path = self.cache.attach_device(name, device or self.device).path
-        self.addCleanup(self.cache.detach_device, name, force=True)
+        path = self.cache.devices.attach_device(name, device or self.device).path
+        self.addCleanup(self.cache.devices.detach_device, name, force=True)
         assert path is not None
         return path
 
     def found(self, name: str = "one") -> CachedDevice:
-        return next(device for device in self.cache.devices() if device.name == name)
+        return next(device for device in self.cache.devices.devices() if device.device == name)
 
     def write(self, path: Path, offset: int, data: bytes) -> None:
         """Write, past the page cache, what is to be found there from then on."""
         write(path, offset, data)
         self.wanted[offset : offset + len(data)] = data
+
+    def write_and_read(self, path: Path) -> None:
+        """Write somewhere in the first quarter of the device, and read that."""
+        offset = random.randrange(SIZE // 4 // BLOCK) * BLOCK
+        self.write(path, offset, os.urandom(BLOCK))
+        self.assertEqual(self.wanted[offset : offset + BLOCK], read(path, offset, BLOCK))
 
     def assert_holds(self, path: Path, size: int = 64 << 10) -> None:
         drop_memory(path)
@@ -99,8 +103,8 @@ class DeviceCase(BcacheCase):
         loop = loopdev.attach(file)
         self.addCleanup(loopdev.detach, file)
         volume = self.disk_map("virtman-testvolume", loop, VOLUME)
-        self.cache.add_volume(volume)
-        self.cache.remove_volume(self.place.state / "cache/pool")
+        self.cache.group.add_volume(volume)
+        self.cache.group.remove_volume(self.place.state / "cache/pool")
         return volume
 
 
@@ -113,10 +117,10 @@ class ContractTest(DeviceCase, contracts.DeviceCacheContract):
         _, self.used = self.new_device("used", MIB)
         self.disk_map("virtman-testused", self.used, MIB)
         for name in ("one", "two"):
-            self.addCleanup(self.cache.detach_device, name, force=True)
+            self.addCleanup(self.cache.devices.detach_device, name, force=True)
 
-    def make(self) -> BcacheCache:
-        return self.new_cache()
+    def make(self) -> Devices:
+        return self.new_cache().devices
 
     def resize(self, size: int) -> None:
         os.truncate(self.file, size)
@@ -131,7 +135,7 @@ class ContractTest(DeviceCase, contracts.DeviceCacheContract):
 class DevicesTest(DeviceCase):
     def test_what_is_written_is_on_the_device_at_once_and_read_from_the_cache(self) -> None:
         path = self.attached()
-        self.assertIs(DeviceState.CACHED, self.found().state)
+        self.assertEqual(DeviceState.CACHED, self.found().state)
         self.assert_reads_through(path)
         self.write(path, 5 * MIB, os.urandom(MIB))
         self.assertEqual(self.wanted, self.file.read_bytes())
@@ -144,20 +148,20 @@ class DevicesTest(DeviceCase):
         path = self.attached()
         self.write(path, 0, os.urandom(BLOCK))
         self.write(path, SIZE - BLOCK, os.urandom(BLOCK))
-        self.cache.detach_device("one")
+        self.cache.devices.detach_device("one")
         self.assertEqual(self.wanted, self.file.read_bytes())
         self.assertEqual([], list(HEADERS.glob("*")))
         os.close(os.open(self.device, os.O_RDWR | os.O_EXCL))
 
     def test_what_was_read_before_is_nothing_to_the_next_attachment(self) -> None:
         self.assert_reads_through(self.attached())
-        self.cache.detach_device("one")
+        self.cache.devices.detach_device("one")
         elsewhere = os.urandom(SIZE)
         write(self.device, 0, elsewhere)
         self.wanted[:] = elsewhere
         for name in ("one", "two"):
             self.assert_holds(self.attached(name=name))
-            self.cache.detach_device(name)
+            self.cache.devices.detach_device(name)
 
     def test_random_reads_and_writes_of_many_at_once(self) -> None:
         path = self.attached()
@@ -176,23 +180,15 @@ class DevicesTest(DeviceCase):
                 self.write(path, offset, choose.randbytes(length))
             self.assertEqual(self.wanted[offset : offset + length], read(path, offset, length))
 
-    def test_sizes_that_are_no_multiple_of_anything(self) -> None:
-        self.file, self.device = self.new_device("odd", 8 * MIB + 3 * 512)
-        self.wanted = bytearray(self.file.read_bytes())
-        path = self.attached(self.device)
-        self.write(path, len(self.wanted) - 512, os.urandom(512))
-        self.assert_reads_through(path)
-        self.assertEqual(self.wanted, self.file.read_bytes())
-
-    def test_sectors_of_4_kib(self) -> None:
-        self.file, self.device = self.new_device("large", SIZE, sector=4096)
-        self.wanted = bytearray(self.file.read_bytes())
-        path = self.attached(self.device)
-        self.assertEqual("4096", run(["blockdev", "--getss", str(path)]).stdout.strip())
-        self.assertIs(DeviceState.CACHED, self.found().state)
-        self.write(path, 8192, os.urandom(BLOCK))
-        self.assert_reads_through(path)
-        self.assertEqual("4096", run(["blockdev", "--getss", str(path)]).stdout.strip())
+    def test_sizes_that_are_no_multiple_of_anything_and_sectors_of_4_kib(self) -> None:
+        for name, size, sector in (("odd", 8 * MIB + 3 * 512, 512), ("large", SIZE, 4096)):
+            self.file, self.device = self.new_device(name, size, sector=sector)
+            self.wanted = bytearray(self.file.read_bytes())
+            path = self.attached(self.device, name)
+            self.assertEqual(str(sector), run(["blockdev", "--getss", str(path)]).stdout.strip())
+            self.write(path, size - sector, os.urandom(sector))
+            self.assert_reads_through(path)
+            self.assertEqual(self.wanted, self.file.read_bytes())
 
     def test_discards_reach_the_device_and_what_was_cached_is_not_read_any_more(self) -> None:
         path = self.attached()
@@ -215,11 +211,11 @@ class DevicesTest(DeviceCase):
 
     def test_it_grows_under_who_writes(self) -> None:
         path = self.attached()
-        with Writer(self, path):
+        with Busy(self, partial(self.write_and_read, path)):
             with self.file.open("ab") as file:
                 file.write(bytes(SIZE))
             run(["losetup", "--set-capacity", str(self.device)])
-            self.assertEqual(2 * SIZE, self.cache.attach_device("one", self.device).size)
+            self.assertEqual(2 * SIZE, self.cache.devices.attach_device("one", self.device).size)
         self.wanted += bytes(SIZE)
         self.write(path, 2 * SIZE - BLOCK, os.urandom(BLOCK))
         self.assert_reads_through(path)
@@ -234,8 +230,8 @@ class DevicesTest(DeviceCase):
 
 class RefusedTest(DeviceCase):
     def refused(self, device: Path) -> str:
-        error = self.assertRaises(DeviceRefused, self.cache.attach_device, "bad", device)
-        self.assertNotIn("bad", self.cache.existing_devices())
+        error = self.assertRaises(DeviceRefused, self.cache.devices.attach_device, "bad", device)
+        self.assertNotIn("bad", self.cache.devices.existing_devices())
         return str(error)
 
     def test_what_somebody_uses(self) -> None:
@@ -268,9 +264,9 @@ class RefusedTest(DeviceCase):
             opened.truncate(0)
             opened.truncate(VOLUME)
         run(["losetup", "--set-capacity", str(disk)])
-        self.cache.add_volume(disk)
+        self.cache.group.add_volume(disk)
         self.assertIn(f"the cache volume {disk}", self.refused(disk))
-        self.cache.remove_volume(disk)
+        self.cache.group.remove_volume(disk)
         image, base = self.new_base(size=MIB)
         self.assertIn("the map virtman-cache-base-", self.refused(self.opened(image, base)))
         (header,) = HEADERS.glob("*")
@@ -285,31 +281,31 @@ class VolumesTest(DeviceCase):
     def test_volumes_change_under_who_writes(self) -> None:
         path = self.attached()
         default, other = self.place.state / "cache/pool", self.folder / "other"
-        with Writer(self, path):
+        with Busy(self, partial(self.write_and_read, path)):
             for added, removed in ((other, default), (default, other)):
-                self.cache.add_volume(added)
-                self.cache.remove_volume(removed)
-                self.assertIs(DeviceState.DIRECT, self.found().state)
-                self.cache.tend_device("one")
-                self.assertIs(DeviceState.CACHED, self.found().state)
-                self.assertEqual([("one",)], [volume.devices for volume in self.cache.volumes()])
+                self.cache.group.add_volume(added)
+                self.cache.group.remove_volume(removed)
+                self.assertEqual(DeviceState.DIRECT, self.found().state)
+                self.cache.devices.tend_device("one")
+                self.assertEqual(DeviceState.CACHED, self.found().state)
+                self.assertEqual([["one"]], [volume.devices for volume in self.cache.group.volumes()])
         self.assert_reads_through(path)
         self.assertEqual(self.wanted, self.file.read_bytes())
 
     def test_without_a_volume_it_goes_straight_until_there_is_one(self) -> None:
-        self.cache.remove_volume(self.place.state / "cache/pool")
+        self.cache.group.remove_volume(self.place.state / "cache/pool")
         path = self.attached()
         self.write(path, MIB, os.urandom(MIB))
         self.assert_holds(path)
-        self.cache.tend_device("one")
-        self.assertIs(DeviceState.DIRECT, self.found().state)
-        with Writer(self, path):
-            self.cache.add_volume(self.folder / "volume")
-            self.cache.tend_device("one")
+        self.cache.devices.tend_device("one")
+        self.assertEqual(DeviceState.DIRECT, self.found().state)
+        with Busy(self, partial(self.write_and_read, path)):
+            self.cache.group.add_volume(self.folder / "volume")
+            self.cache.devices.tend_device("one")
         self.assert_reads_through(path)
         self.assertEqual(self.wanted, self.file.read_bytes())
-        self.cache.detach_device("one")
-        self.cache.remove_volume(self.folder / "volume")
+        self.cache.devices.detach_device("one")
+        self.cache.group.remove_volume(self.folder / "volume")
 
     def test_a_volume_runs_until_the_last_device_and_image_have_left(self) -> None:
         image, base = self.new_base(size=MIB)
@@ -318,29 +314,29 @@ class VolumesTest(DeviceCase):
         self.cache.close(image)
         self.assert_reads_through(path)
         self.opened(image, base)
-        self.cache.detach_device("one")
-        self.assertEqual([(image.name,)], [volume.images for volume in self.cache.volumes()])
+        self.cache.devices.detach_device("one")
+        self.assertEqual([[image.name]], [volume.images for volume in self.cache.group.volumes()])
 
     def test_no_byte_is_stale_and_no_error_seen_when_a_volume_fails_and_comes_back(self) -> None:
         volume = self.failing_volume()
         path = self.attached()
         self.assert_reads_through(path)
-        with Writer(self, path):
+        with Busy(self, partial(self.write_and_read, path)):
             devmapper.reload(volume.name, [f"0 {VOLUME // 512} error"])
-            wait_until(lambda: self.found().state is DeviceState.DIRECT)
+            wait_until(lambda: self.found().state == DeviceState.DIRECT)
             self.write(path, SIZE // 2, os.urandom(SIZE // 4))
         self.assert_holds(path)
         devmapper.reload(volume.name, [f"0 {VOLUME // 512} linear {self.lower(volume)} 0"])
-        self.cache.tend_device("one")
+        self.cache.devices.tend_device("one")
         self.assert_holds(path)
-        self.cache.tend_volume(volume)  # what failed is empty then
-        with Writer(self, path):
-            self.cache.tend_device("one")
-        self.assertIs(DeviceState.CACHED, self.found().state)
+        self.cache.group.tend_volume(volume)  # what failed is empty then
+        with Busy(self, partial(self.write_and_read, path)):
+            self.cache.devices.tend_device("one")
+        self.assertEqual(DeviceState.CACHED, self.found().state)
         self.assert_reads_through(path)
         self.assertEqual(self.wanted, self.file.read_bytes())
-        self.cache.detach_device("one")
-        self.cache.remove_volume(volume)
+        self.cache.devices.detach_device("one")
+        self.cache.group.remove_volume(volume)
 
     def lower(self, volume: Path) -> Path:
         loop = loopdev.device_of(self.folder / "volume-file")
@@ -367,9 +363,9 @@ class ErrorsTest(DeviceCase):
             wait_until(lambda: self.is_tried_again(path.name))  # errors are told until then
             self.write(path, 0, os.urandom(BLOCK))
             self.assert_holds(path)
-            self.cache.tend_device("one")
+            self.cache.devices.tend_device("one")
             self.assert_holds(path)
-            self.assertIs(DeviceState.CACHED, self.found().state)
+            self.assertEqual(DeviceState.CACHED, self.found().state)
         self.assertEqual(self.wanted, self.file.read_bytes())
 
     def is_tried_again(self, top: str) -> bool:
@@ -388,7 +384,7 @@ class ErrorsTest(DeviceCase):
         self.assertEqual(errno.ENOSPC, error.errno)
         for _ in range(2):
             self.assertEqual(bytes(BLOCK), read(path, 8 * MIB, BLOCK))
-            self.cache.tend_device("one")
+            self.cache.devices.tend_device("one")
 
     def full_device(self) -> Path:
         """A thin volume that has no space after its first MiB."""
@@ -407,19 +403,19 @@ class ErrorsTest(DeviceCase):
         pid = os.fork()
         if not pid:
             try:
-                self.cache.attach_device("one", self.storage)
+                self.cache.devices.attach_device("one", self.storage)
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
-        path = self.found().path
-        self.addCleanup(self.cache.detach_device, "one", force=True)
+        path = Path(self.found().path)
+        self.addCleanup(self.cache.devices.detach_device, "one", force=True)
         devmapper.reload(self.storage.name, [f"0 {SIZE // 512} error"])
         with ThreadPoolExecutor(1) as pool:
             written = pool.submit(write, path, 0, bytes(BLOCK))
             wait_until(lambda: len(multipath.state(path.name).failed) == 2)
             self.assertFalse(written.done())
             devmapper.reload(self.storage.name, [self.line])
-            self.cache.tend_device("one")
+            self.cache.devices.tend_device("one")
             written.result()
         self.wanted[:BLOCK] = bytes(BLOCK)
         self.assert_holds(path)
@@ -432,14 +428,14 @@ class ErrorsTest(DeviceCase):
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(read, path, 0, BLOCK)
             wait_until(lambda: in_flight(path) > 0)
-            self.assertRaises(NotReleased, self.cache.detach_device, "one", force=True)
+            self.assertRaises(NotReleased, self.cache.devices.detach_device, "one", force=True)
             self.assertRaises(OSError, write_to, fd, 0, bytes(BLOCK))
             self.assertFalse(waiting.done())
             run(["dmsetup", "resume", self.storage.name])
             waiting.exception()
-        self.cache.detach_device("one", force=True)
+        self.cache.devices.detach_device("one", force=True)
         self.assertRaises(OSError, write_to, fd, 0, bytes(BLOCK))
-        self.assertEqual(frozenset(), self.cache.existing_devices())
+        self.assertEqual(frozenset(), self.cache.devices.existing_devices())
         self.assertEqual(self.wanted, self.file.read_bytes())
         os.close(os.open(self.storage, os.O_RDWR | os.O_EXCL))
 
@@ -458,30 +454,34 @@ class HalfMadeTest(DeviceCase):
             self.assert_reads_through(self.attached())
             for name in lost:
                 devmapper.remove(name)
-            self.cache.detach_device("one")
+            self.cache.devices.detach_device("one")
             self.assertFalse(path.exists())
-            self.assertEqual(frozenset(), self.cache.existing_devices())
+            self.assertEqual(frozenset(), self.cache.devices.existing_devices())
 
     def test_one_that_was_killed_while_errors_were_passed_on_is_put_right(self) -> None:
         path = self.attached()
         devmapper.message(path.name, "fail_if_no_path")
-        self.new_cache().tend_device("one")
+        self.new_cache().devices.tend_device("one")
         self.assertIn("queue_if_no_path", devmapper.table(path.name))
 
     def test_one_that_was_killed_when_it_had_cut_somebody_off_ends_that(self) -> None:
         path = self.attached()
         with path.open("rb"):
             devmapper.reload(path.name, [f"0 {self.size // 512} error"])
-            self.new_cache().detach_device("one", force=True)
-            self.assertEqual(frozenset(), self.cache.existing_devices())
+            self.new_cache().devices.detach_device("one", force=True)
+            self.assertEqual(frozenset(), self.cache.devices.existing_devices())
             os.close(os.open(self.device, os.O_RDWR | os.O_EXCL))
 
-    def check_killed_at_any_program(self, prepare: Callable[[], object], act: str, check: Callable[[], object]) -> None:
+    def check_killed_at_any_program(
+        self, prepare: Callable[[], object], check: Callable[[], object], act: str, *arguments: Path, **options: bool
+    ) -> None:
         """Have a call of a driver killed before its first program or between two, and see what a new one does."""
         for before in (True, False):
             for number in itertools.count(1):
                 prepare()
-                call = partial(getattr(self.new_cache(), act), *(["one", self.device] if "attach" in act else ["one"]))
+                call = partial(
+                    getattr(self.new_cache().devices, act), *(["one", self.device] if "attach" in act else ["one"])
+                )
                 call = partial(call, force=True) if act == "detach_device" else call
                 code = killed_at(number, call, self.folder / "programs", before=before)
                 self.assertIn(code, (0, -9))
@@ -491,12 +491,12 @@ class HalfMadeTest(DeviceCase):
                     break
 
     def check_gone(self) -> None:
-        self.new_cache().detach_device("one", force=True)
-        self.assertEqual(frozenset(), self.cache.existing_devices())
+        self.new_cache().devices.detach_device("one", force=True)
+        self.assertEqual(frozenset(), self.cache.devices.existing_devices())
         os.close(os.open(self.device, os.O_RDWR | os.O_EXCL))
 
     def test_an_attach_that_is_killed_is_undone(self) -> None:
-        self.check_killed_at_any_program(lambda: None, "attach_device", self.check_gone)
+        self.check_killed_at_any_program(lambda: None, self.check_gone, "attach_device", self.device)
 
     def test_a_detach_that_is_killed_is_finished_from_under_who_has_it_open(self) -> None:
         with contextlib.ExitStack() as opened:
@@ -505,7 +505,7 @@ class HalfMadeTest(DeviceCase):
                 opened.close()
                 opened.enter_context(self.attached().open("rb"))
 
-            self.check_killed_at_any_program(open_again, "detach_device", self.check_gone)
+            self.check_killed_at_any_program(open_again, self.check_gone, "detach_device", force=True)
 
     def test_a_return_to_the_cache_that_is_killed_is_finished(self) -> None:
         path = self.attached()
@@ -516,62 +516,11 @@ class HalfMadeTest(DeviceCase):
 
         def check() -> None:
             self.write(path, MIB, os.urandom(BLOCK))
-            self.new_cache().tend_device("one")
-            self.assertIs(DeviceState.CACHED, self.found().state)
+            self.new_cache().devices.tend_device("one")
+            self.assertEqual(DeviceState.CACHED, self.found().state)
             self.assert_holds(path)
 
-        self.check_killed_at_any_program(leave, "tend_device", check)
-
-    def test_a_header_without_a_map_is_removed(self) -> None:
-        HEADERS.mkdir(parents=True, exist_ok=True)
-        (HEADERS / "one.header").write_bytes(b"")
-        self.assertEqual({"one"}, self.cache.existing_devices())
-        self.cache.detach_device("one")
-        self.assertEqual(frozenset(), self.cache.existing_devices())
-
-    def test_a_bcache_device_that_is_gone_is_made_again(self) -> None:
-        path = self.attached()
-        bcachedev.detach("virtman-volumeof-one")
-        self.assertIs(DeviceState.DIRECT, self.found().state)
-        self.write(path, 0, os.urandom(MIB))
-        self.cache.tend_device("one")
-        self.assert_reads_through(path)
-
-
-class Writer:
-    """Writes to the first quarter of a device in a thread, and fails the test if it reads anything else there."""
-
-    def __init__(self, case: DevicesTest | VolumesTest, path: Path) -> None:
-        self._case, self._path = case, path
-        self._end = threading.Event()
-        self._errors: list[BaseException] = []
-        self._rounds = 0
-        self._thread = threading.Thread(target=self._write)
-
-    def _write(self) -> None:
-        try:
-            while not self._end.is_set():
-                offset = random.randrange(SIZE // 4 // BLOCK) * BLOCK
-                self._case.write(self._path, offset, os.urandom(BLOCK))
-                got = read(self._path, offset, BLOCK)
-                self._case.assertEqual(self._case.wanted[offset : offset + BLOCK], got)
-                self._rounds += 1
-        except BaseException as error:  # noqa: BLE001  (told in the thread of the test)
-            self._errors.append(error)
-
-    def __enter__(self) -> Writer:
-        self._thread.start()
-        self._await(self._rounds)
-        return self
-
-    def _await(self, rounds: int) -> None:
-        wait_until(lambda: self._rounds > rounds or bool(self._errors))
-
-    def __exit__(self, *_: object) -> None:
-        self._await(self._rounds)  # it still works
-        self._end.set()
-        self._thread.join()
-        self._case.assertEqual([], self._errors)
+        self.check_killed_at_any_program(leave, check, "tend_device")
 
 
 def _direct(length: int, data: bytes = b"") -> mmap.mmap:

@@ -16,7 +16,7 @@ from tests.doubles.drivers import (
     ADDRESS,
     AttachDouble,
     CacheDouble,
-    CacheGroupDouble,
+    DevicesDouble,
     Disk,
     ExportDouble,
     Host,
@@ -63,8 +63,8 @@ class DeviceCacheDoubleTest(Memory, contracts.DeviceCacheContract):
             path.write_text(f"8:{number}")
         self.host.refused["8:2"] = "it is mounted"
 
-    def make(self) -> CacheGroupDouble:
-        return CacheGroupDouble(self.host)
+    def make(self) -> DevicesDouble:
+        return DevicesDouble(self.host)
 
     def resize(self, size: int) -> None:
         self.host.sizes["8:0"] = size

@@ -18,29 +18,6 @@ from drivers.iscsi.sessions import Session
 IMAGE = Image("debian", 1 << 20, f"sha256:{'a' * 64}")
 
 
-class DiskTest(TestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.disk = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, self.disk)
-        (self.disk / "device").mkdir()
-        self.write("size", str(IMAGE.size // 512))
-        self.write("device/vpd_pg80", f"\0\x80\0 {serial_of(IMAGE)}")
-
-    def write(self, name: str, text: str) -> None:
-        (self.disk / name).write_text(text)
-
-    def test_the_images_disk_is_known(self) -> None:
-        self.assertEqual("", alien(self.disk, IMAGE))
-
-    def test_a_disk_of_another_size_or_image_or_without_a_serial_number_is_none(self) -> None:
-        for name, text in (("size", "0"), ("device/vpd_pg80", "another")):
-            self.write(name, text)
-            self.assertIn("its disk is of another", alien(self.disk, IMAGE))
-        (self.disk / "device/vpd_pg80").unlink()
-        self.assertIn("its disk is of another", alien(self.disk, IMAGE))
-
-
 class PathTest(TestCase):
     """The disk of a session as a path to the image."""
 
@@ -73,7 +50,15 @@ class PathTest(TestCase):
             self.assertEqual("", alien(self.disk, IMAGE), "it is the image's all the same")
             self.assertEqual("8:0", number_of(replace(self.session, logged_in=False), IMAGE))
 
-    def test_a_disk_of_another_image_or_size_is_none(self) -> None:
+    def test_a_disk_of_another_size_or_image_or_without_a_serial_number_is_none(self) -> None:
+        self.assertEqual("", alien(self.disk, IMAGE))
+        for name, text in (("size", "0"), ("device/vpd_pg80", "another")):
+            self.write(name, text)
+            self.assertIn("its disk is of another", alien(self.disk, IMAGE))
+        (self.disk / "device/vpd_pg80").unlink()
+        self.assertIn("its disk is of another", alien(self.disk, IMAGE))
+
+    def test_a_path_to_another_image_is_none(self) -> None:
         for other in (
             Image("debian", IMAGE.size, f"sha256:{'b' * 64}"),
             Image("debian", IMAGE.size + 512, IMAGE.digest),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from unittest import mock
 
@@ -32,10 +31,8 @@ class HealthCheckTest(TestCase):
             session.cut.side_effect = lambda target=target: self.stalled.discard(target)
         monitor = mock.Mock()
         monitor.is_stalled = lambda number: DISKS[number] in self.stalled
-        self.stopped = mock.Mock(spec=threading.Event)
-        self.stopped.is_set.side_effect = [False] * 3 + [True]  # a check that does not end by itself looks three times
         self.quarantine: Quarantine[Target] = Quarantine(lambda: self.now)
-        self.health = HealthCheck(IMAGE, monitor, self.quarantine, self.stopped)
+        self.health = HealthCheck(IMAGE, monitor, self.quarantine)
         self.health.parents, self.health.disks = {FIRST, SECOND, THIRD}, DISKS
         for name, double in (
             ("sessions", lambda _image: self.sessions),

@@ -47,7 +47,7 @@ class MonitorTest(TestCase):
         """Look at the sessions; which images are told that one of theirs has changed."""
         for route in self.routes:
             route.note_logins.reset_mock()
-        self.monitor._look_at_sessions(self.routes)
+        self.monitor._check_sessions(self.routes)
         return [route.note_logins.called for route in self.routes]
 
     def test_an_image_is_told_when_a_session_of_its_own_is_logged_in_and_when_it_is_not_any_more(self) -> None:
@@ -63,12 +63,12 @@ class MonitorTest(TestCase):
 
     def test_a_disk_is_stalled_after_a_while_in_which_reads_of_its_map_wait(self) -> None:
         for _ in range(int(STALL / INTERVAL)):
-            self.monitor._look_at_disks(self.routes)
+            self.monitor._check_disks(self.routes)
             self.routes[0].note_stall.assert_not_called()
             self.now += INTERVAL
-        self.monitor._look_at_disks(self.routes)
+        self.monitor._check_disks(self.routes)
         self.routes[0].note_stall.assert_called_once_with("8:0")
         self.routes[1].note_stall.assert_not_called()
         self.under_way = "0"
-        self.monitor._look_at_disks(self.routes)
+        self.monitor._check_disks(self.routes)
         self.assertFalse(self.monitor.is_stalled("8:0"), "what is under way is a probe")

@@ -13,7 +13,7 @@ from testtools import TestCase
 
 from drivers.attach.nbd import ASK_INTERVAL, NbdAttach
 from drivers.attach.quarantine import QUARANTINE
-from drivers.base import Endpoint, Image, Parent, PathState, Place
+from drivers.base import Image, Parent, PathState, Place
 from drivers.nbd.endpoints import socket_of
 from drivers.nbd.hold import HoldingServer
 from tests.others import as_nobody
@@ -73,7 +73,7 @@ class RouteCase(TestCase):
 
     def serve(self, parent: Parent, kind: type[HoldingServer] = HoldingServer) -> ExitStack:
         """A server of the parent's that may be closed again."""
-        path = socket_of(Endpoint(parent.address, IMAGE.name))
+        path = socket_of(parent.address, IMAGE.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         server = ExitStack()
         server.enter_context(kind(path, IMAGE.size))

@@ -14,7 +14,7 @@ from testtools import TestCase
 from drivers.base import Image
 from drivers.digests import draw
 from drivers.host import space
-from tests.doubles.drivers import CacheGroupDouble, Host, blocks_of, drivers_over, number_in
+from tests.doubles.drivers import DevicesDouble, Host, blocks_of, drivers_over, number_in
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
 from virtman.devices import Devices
@@ -109,7 +109,7 @@ class Scene:
         )  # fmt: skip
         self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
         self.devices = Devices(
-            self.device_shelf, CacheGroupDouble(self.host), "no volumes", self.moment, number_in=number_in
+            self.device_shelf, DevicesDouble(self.host), "no volumes", self.moment, number_in=number_in
         )
 
     def _count_change(self) -> None:
@@ -160,7 +160,7 @@ class Scene:
         test.assertEqual({record.image.key for record in read.values()}, self.host.open_caches, "open caches")
         test.assertEqual(set(images), set(self.volt.places), "places in Volt's trees")
         test.assertEqual({vm.name for vm in self.vms.records.all()}, set(self.host.disks), "disks")
-        devices = self.devices.records()
+        devices = self.devices.records.all()
         test.assertEqual([], [device.name for device in devices if not device.steady], "unsteady devices")
         test.assertEqual({device.name for device in devices}, set(self.host.devices), "devices")
         test.assertEqual(set(), self.host.half_devices, "devices that are attached by half")

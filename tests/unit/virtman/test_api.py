@@ -466,7 +466,7 @@ class VolumesTest(SiteTest):
             self.client.add_volume(Path(path))
             self.assertIn(path, self.paths())
             self.client.remove_volume(Path(path))
-            self.assertEqual([str(POOL.path)], self.paths())
+            self.assertEqual([POOL.path], self.paths())
 
 
 class DevicesTest(SiteTest):

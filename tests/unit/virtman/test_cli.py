@@ -13,7 +13,6 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from subprocess import PIPE
@@ -27,7 +26,7 @@ from click.testing import CliRunner, Result
 from testtools import TestCase
 from testtools.matchers import Contains, MatchesRegex
 
-from drivers.base import VolumeState
+from drivers.cachemodels import VolumeState
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import digest_of
@@ -514,14 +513,15 @@ class CacheCommandsTest(AgentCliTest):
     cache = "group"
 
     def test_list(self) -> None:
-        images = ("alpine", "debian")
-        self.site.host.volumes[POOL.path] = replace(POOL, images=images, state=VolumeState.RUNNING)
+        images = ["alpine", "debian"]
+        running = POOL.model_copy(update={"images": images, "state": VolumeState.RUNNING})
+        self.site.host.volumes[Path(POOL.path)] = running
         self.run_virtman("cache", "add", "/srv/[b] :smile:")
         lines = self.out("cache", "list").splitlines()
         self.assertEqual(["PATH", "SIZE", "STATE", "IMAGES"], lines[0].split())
         self.assertThat(lines[1], MatchesRegex(r"/state/cache/pool +1G +running +alpine, debian$"))
         self.assertThat(lines[2], MatchesRegex(r"/srv/\[b\] :smile: +1G +idle +-$"))
-        self.assertEqual(list(images), self.json("cache", "list")[0]["images"])
+        self.assertEqual(images, self.json("cache", "list")[0]["images"])
 
     def test_volumes_come_and_go_by_paths_that_may_be_relative(self) -> None:
         self.addCleanup(os.chdir, Path.cwd())
@@ -529,7 +529,7 @@ class CacheCommandsTest(AgentCliTest):
         volume = self.socket.parent / "volume"
         for _ in range(2):
             self.assertEqual(f"{volume}: 1G, idle\n", self.out("cache", "add", "volume"))
-        self.assertEqual({POOL.path, volume}, set(self.site.host.volumes))
+        self.assertEqual({Path(POOL.path), volume}, set(self.site.host.volumes))
         self.assertEqual("", self.out("cache", "remove", POOL.path))
         self.assertEqual({"removed": str(volume)}, self.json("cache", "remove", "volume"))
         self.assertEqual({}, self.site.host.volumes)

@@ -60,7 +60,7 @@ class ChooseTest(Scene):
         self.assertEqual(KERNEL_LIKE, self.choose(drivers=DOUBLES))
 
     def test_auto_is_userspace_if_anything_is_missing(self) -> None:
-        for lacking in ("root", "make-bcache", "dm_thin_pool", "dm_zero"):
+        for lacking in ("root", "make-bcache", "dm_thin_pool", "bcache"):
             self.assertEqual(replace(USERSPACE, **DOUBLES), self.choose(drivers=DOUBLES, without=[lacking]))
 
     def test_a_stack_that_was_asked_for_is_taken(self) -> None:

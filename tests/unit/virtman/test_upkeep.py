@@ -691,7 +691,7 @@ class IdleTest(UpkeepTest):
 class VolumesTest(UpkeepTest):
     def test_one_that_fails_is_tended_until_it_does_not(self) -> None:
         self.use(drivers_over(self.host, group=CacheGroupDouble(self.host)))
-        self.host.failing["cache.tend_volume"] = BadVolume(POOL.path, "a test")
+        self.host.failing["cache.tend_volume"] = BadVolume(Path(POOL.path), "a test")
         self.beat()
         self.assertEqual([f"volume {POOL.path}"], list(self.upkeep.queue.troubles()))
         self.host.failing.clear()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from drivers.base import Device, Endpoint, Opened, Place
+from drivers.base import Device, Opened, Place
 from drivers.cache.qcow2 import Qcow2Cache
 from drivers.errors import BadAddress, BadName, DaemonFailed, PathTooLong, ProtocolViolated
 from drivers.export.nbd import NbdExport
@@ -59,13 +59,6 @@ class PublishTest(HostCase):
                 host.export.publish(image, host.attach.origin(image, Opened(opened.fileno(), mark)))
             daemons.append(host.daemon(image).pid)
         self.assertEqual((2, daemons[0]), (len(set(daemons)), daemons[1]))
-
-    def test_endpoint_names_the_folder_of_sockets_and_the_image(self) -> None:
-        image, file = self.make_image()
-        host = self.host("h")
-        endpoint = host.export.publish(image, host.attach.origin(image, file))
-        self.assertEqual(Endpoint(f"unix://{host.place.run}/serve", "img"), endpoint)
-        self.assertEqual(host.export.address, endpoint.address)
 
     def test_publishing_with_replace_starts_a_new_daemon_and_clients_go_on(self) -> None:
         image, file, (origin, host) = self.chain(1)
@@ -146,7 +139,7 @@ class FailedPublishTest(HostCase):
 
     def test_addresses_of_other_kinds_are_refused(self) -> None:
         for address in ("http://host", "unix://relative", "/run/serve", ""):
-            self.assertRaises(BadAddress, socket_of, Endpoint(address, "img"))
+            self.assertRaises(BadAddress, socket_of, address, "img")
 
 
 class ReserveTest(HostCase):
