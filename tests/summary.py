@@ -40,7 +40,7 @@ def main(folder: Path, durations: Path = DURATIONS) -> int:
     if (folder / "tox.json").exists():
         told = json.loads((folder / "tox.json").read_text())["testenvs"]
     results = {
-        name: one["result"] for name, one in told.items() if not one.get("result", {"skipped": 1}).get("skipped")
+        name: one["result"] for name, one in told.items() if "result" in one and not one["result"].get("skipped")
     }
     summary, failures = {}, []
     for name, result in results.items():
