@@ -24,11 +24,11 @@ PAUSE = 0.02
 
 
 def wait_until(condition, what: str, timeout: float = PATIENCE) -> None:  # type: ignore[no-untyped-def]
-    """Poll ``condition`` until it is true; an assertion names ``what`` was awaited in vain."""
+    """Poll ``condition`` until it is true. Raises AssertionError, which names ``what``, after the timeout."""
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"waited {timeout} s in vain: {what}")
+            raise AssertionError(f"still not after {timeout} s: {what}")
         time.sleep(PAUSE)
 
 

@@ -33,7 +33,7 @@ class OtherContentTest(HostsTestCase):
         reader.kill()
         self.volt.client().remove_host("reader")
         origin.unpublish("img")
-        wait_until(lambda: origin.gc() and not origin.status().images, "the origin has let go of the image")
+        wait_until(lambda: origin.gc() and not origin.status().images, "the origin has removed the image")
         origin.publish("img", new)
         reader.start()
         self.assert_same_content(Path(second.create("vm", "img").disk.path), new)

@@ -7,9 +7,6 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-from testtools import TestCase
 
 from opennebula_tm.installer.console import Commands, Console, Done
 from opennebula_tm.installer.frontend import FrontEnd, Places
@@ -132,14 +129,6 @@ class CommandsDouble(Commands):
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def assert_raises(
-    test: TestCase, kind: type[BaseException], why: str, call: Callable[..., object], *args: Any, **named: Any
-) -> None:
-    """The call raises this, and says so: ``why`` is a regular expression."""
-    raised: BaseException = test.assertRaises(kind, call, *args, **named)
-    test.assertRegex(str(raised), why)
-
-
 class Cut(BaseException):
     """The installer is killed here."""
 
@@ -167,7 +156,7 @@ def was_cut(number: int, act: Callable[..., object], *arguments: object) -> bool
 
 
 class Terminal(io.StringIO):
-    """Somebody who types this."""
+    """A terminal at which this is typed."""
 
     def isatty(self) -> bool:
         return True

@@ -24,7 +24,6 @@ from tests.unit.opennebula_tm.scene import (
     CommandsDouble,
     Scene,
     Terminal,
-    assert_raises,
     tree,
     was_cut,
     write,
@@ -114,7 +113,7 @@ class LifeTest(TestCase):
         write(scene.package / "driver/main.py", "# new\n")
         scene.front().install(None)
         clone.write_text("mine")
-        assert_raises(self, Refused, "clone was changed since it was installed", scene.front().install, None)
+        self.assertRaisesRegex(Refused, "clone was changed since it was installed", scene.front().install, None)
         scene.front().remove(force=False)
         self.assertEqual(("SOCKET=/mine\n", "mine"), (conf.read_text(), clone.read_text()))
         self.assertEqual([clone], list((scene.places.remotes / "tm/virtman").rglob("*")))
@@ -147,7 +146,7 @@ if "ONE_SOURCE" in os.environ or "CI" not in os.environ:  # which has no such tr
 class RefusalTest(TestCase):
     def assert_untouched(self, scene: Scene, why: str) -> None:
         before = scene.tree()
-        assert_raises(self, Refused, why, scene.front().install, None)
+        self.assertRaisesRegex(Refused, why, scene.front().install, None)
         self.assertEqual(before, scene.tree())
 
     def test_files_of_others(self) -> None:
@@ -176,7 +175,7 @@ class RefusalTest(TestCase):
             scene.front().install(None)
             installed = scene.tree()
             scene.commands.answers = [Done(0, USED.format(ds, tm))]
-            assert_raises(self, Refused, r"fast \(104\)", scene.front().remove, force=False)
+            self.assertRaisesRegex(Refused, r"fast \(104\)", scene.front().remove, force=False)
             self.assertEqual(installed, scene.tree())
             self.assertEqual(["list", "-x"], scene.commands.asked[0][-2:])
             scene.front().remove(force=True)

@@ -15,7 +15,7 @@ from opennebula_tm.installer.cli import main
 from opennebula_tm.installer.console import Commands, Console, Done
 from opennebula_tm.installer.errors import Refused
 from opennebula_tm.installer.host import Access, HostSide
-from tests.unit.opennebula_tm.scene import CommandsDouble, CutAt, assert_raises, tree, was_cut, write
+from tests.unit.opennebula_tm.scene import CommandsDouble, CutAt, tree, was_cut, write
 from tests.unit.virtman.scene import folder_for
 
 ACCESS = Access("oneadmin", "virtman")
@@ -146,7 +146,7 @@ class RefusalTest(TestCase):
     def assert_untouched(self, scene: HostScene, access: Access, why: str) -> None:
         before = tree(scene.root)
         scene.commands.asked.clear()
-        assert_raises(self, Refused, f".*{why}", scene.host().install, access)
+        self.assertRaisesRegex(Refused, f".*{why}", scene.host().install, access)
         self.assertEqual(before, tree(scene.root))
         self.assertEqual([], scene.commands.asked)
 
@@ -160,7 +160,7 @@ class RefusalTest(TestCase):
     def test_a_program_that_fails_is_named(self) -> None:
         scene = HostScene(folder_for(self))
         failing = HostSide(scene.root, Console(True, out=scene.out), CommandsDouble(Done(10, error="locked")))
-        assert_raises(self, Refused, "groupadd .*: locked", failing.install, ACCESS)
+        self.assertRaisesRegex(Refused, "groupadd .*: locked", failing.install, ACCESS)
 
 
 class CheckTest(TestCase):

@@ -7,7 +7,7 @@ from testtools import TestCase
 from opennebula_tm.installer import registration, settings
 from opennebula_tm.installer.errors import Refused
 from opennebula_tm.installer.template import attributes
-from tests.unit.opennebula_tm.scene import EXECRC, ONED, assert_raises
+from tests.unit.opennebula_tm.scene import EXECRC, ONED
 
 FORMS = {
     "as it is": ONED,
@@ -98,7 +98,7 @@ class OnedTest(TestCase):
             ("# the last one", "X = [\n Y = 1 ]", "something follows"),
         ):
             text = ONED.replace(old, new, 1)
-            assert_raises(self, Refused, why, registration.register, text, "kernel")
+            self.assertRaisesRegex(Refused, why, registration.register, text, "kernel")
 
 
 class ExecrcTest(TestCase):
@@ -113,7 +113,7 @@ class ExecrcTest(TestCase):
     def test_other_forms_are_refused(self) -> None:
         exported = EXECRC + "export LIVE_DISK_SNAPSHOTS=x\n"
         for text in ("", EXECRC * 2, EXECRC.replace('"', "'"), exported, 'LIVE_DISK_SNAPSHOTS="$X"\n'):
-            assert_raises(self, Refused, "one line", registration.enable_live, text)
+            self.assertRaisesRegex(Refused, "one line", registration.enable_live, text)
 
 
 class GroupTest(TestCase):
@@ -127,5 +127,5 @@ class GroupTest(TestCase):
                 self.assertEqual(text + "B=2\n", settings.unset_group(new + "B=2\n", "virtman"))
 
     def test_another_group_is_refused(self) -> None:
-        assert_raises(self, Refused, "^line 2: .*kvm", settings.set_group, "A=1\nVIRTMAN_GROUP=kvm\n", "virtman")
-        assert_raises(self, Refused, "^line 2: ", settings.group_of, "VIRTMAN_GROUP=a\nVIRTMAN_GROUP=a\n")
+        self.assertRaisesRegex(Refused, "^line 2: .*kvm", settings.set_group, "A=1\nVIRTMAN_GROUP=kvm\n", "virtman")
+        self.assertRaisesRegex(Refused, "^line 2: ", settings.group_of, "VIRTMAN_GROUP=a\nVIRTMAN_GROUP=a\n")

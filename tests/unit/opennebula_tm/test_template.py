@@ -6,7 +6,7 @@ from testtools import TestCase
 
 from opennebula_tm.installer.errors import BadSyntax
 from opennebula_tm.installer.template import attributes
-from tests.unit.opennebula_tm.scene import ONED, assert_raises
+from tests.unit.opennebula_tm.scene import ONED
 
 
 class AttributesTest(TestCase):
@@ -37,4 +37,4 @@ class AttributesTest(TestCase):
             ("A = [ B = 1, B = 2 ]", 1), ("A = [ B = ]", 1), ('A = 1\nB = "not closed\nC = 2', 2), ('A = "x ]]>"', 1),
             ("A = ]", 1), ("A = 1\n<xml/>", 2),
         ):  # fmt: skip
-            assert_raises(self, BadSyntax, f"^line {line}: ", list, attributes(text))
+            self.assertRaisesRegex(BadSyntax, f"^line {line}: ", list, attributes(text))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -97,15 +95,3 @@ class Scene:
         """Somebody changes a file."""
         path = self.nova / name
         path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
-
-
-class KilledAt:
-    """Kills this process before the step of this number."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-
-    def __call__(self, _name: str) -> None:
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._left -= 1

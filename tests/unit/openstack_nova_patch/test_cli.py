@@ -12,7 +12,7 @@ from testtools import TestCase
 from openstack_nova_patch.tool import find
 from openstack_nova_patch.tool.cli import parser
 from openstack_nova_patch.tool.errors import Refused
-from tests.unit.opennebula_tm.scene import Cut, CutAt, assert_raises, write
+from tests.unit.opennebula_tm.scene import Cut, CutAt, write
 from tests.unit.openstack_nova_patch.scene import Scene
 from tests.unit.virtman.scene import folder_for
 
@@ -106,12 +106,12 @@ class FindTest(TestCase):
             ("/none", "^/none cannot be run: No such file"),
             (self.python("echo no >&2; exit 3"), "python is not a Python that works: no"),
         ):
-            assert_raises(self, Refused, why, find.by_python, python)
-        assert_raises(self, Refused, "works: exit code 3", find.by_python, self.python("exit 3"))
+            self.assertRaisesRegex(Refused, why, find.by_python, python)
+        self.assertRaisesRegex(Refused, "works: exit code 3", find.by_python, self.python("exit 3"))
 
     def test_a_folder_that_is_not_novas(self) -> None:
         for folder in (self.scene.folder, self.scene.folder / "none", self.scene.nova / "compute"):
-            assert_raises(self, Refused, f"^{folder} is not the folder of the package nova", find.by_folder, folder)
+            self.assertRaisesRegex(Refused, f"^{folder} is not the folder of the package nova", find.by_folder, folder)
 
     def test_a_link_to_the_folder_is_followed(self) -> None:
         link = self.scene.folder / "link"

@@ -13,7 +13,7 @@ from openstack_nova_patch.tool import disk
 from openstack_nova_patch.tool.errors import Refused, Unfit
 from openstack_nova_patch.tool.tree import Verdict
 from tests.limits import FileSize
-from tests.unit.opennebula_tm.scene import assert_raises, tree, was_cut, write
+from tests.unit.opennebula_tm.scene import tree, was_cut, write
 from tests.unit.openstack_nova_patch.scene import CHANGED, FILES, Scene, change, nova
 from tests.unit.virtman.scene import folder_for
 
@@ -107,8 +107,8 @@ class RefusedTest(SceneTestCase):
         """Both refuse, with this, and change nothing."""
         before = self.scene.tree()
         self.assertIs(Verdict.UNFIT, self.verdict())
-        assert_raises(self, Unfit, why, self.scene.patch().apply)
-        assert_raises(self, Unfit, why, self.scene.patch().revert)
+        self.assertRaisesRegex(Unfit, why, self.scene.patch().apply)
+        self.assertRaisesRegex(Unfit, why, self.scene.patch().revert)
         self.assertEqual(before, self.scene.tree())
 
     def test_a_file_that_somebody_changed(self) -> None:
@@ -141,8 +141,8 @@ class RefusedTest(SceneTestCase):
         descriptor = os.open(self.scene.nova, os.O_RDONLY)
         self.addCleanup(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        assert_raises(self, Refused, "another apply is at work in .*/site packages/nova", self.scene.patch().apply)
-        assert_raises(self, Refused, "another apply is at work", self.scene.patch().revert)
+        self.assertRaisesRegex(Refused, "another apply is at work in .*/site packages/nova", self.scene.patch().apply)
+        self.assertRaisesRegex(Refused, "another apply is at work", self.scene.patch().revert)
         self.assertEqual(self.before, self.scene.tree())
 
 
