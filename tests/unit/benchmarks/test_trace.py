@@ -9,16 +9,12 @@ from testtools import ExpectedException, TestCase
 from benchmarks.errors import BadTrace
 from benchmarks.trace import (
     Read,
-    Trace,
     boot_set_bytes,
     clusters,
     first_touches,
-    load,
     parse_nbdkit_log,
-    save,
     untouched_offset,
 )
-from tests.unit.virtman.scene import folder_for
 
 LOG = """\
 2026-01-02 08:24:13.340357 Preconnect id=1 readonly=1 ...
@@ -63,15 +59,3 @@ class FiguresTest(TestCase):
         self.assertEqual(4096, untouched_offset([read(0, 1), read(8192, 4096)], 12288, 4096))
         with ExpectedException(BadTrace, ".*every 4096 bytes.*"):
             untouched_offset([read(0, 8192)], 8192, 4096)
-
-
-class FileTest(TestCase):
-    def test_a_saved_trace_is_loaded_as_it_was_and_other_files_are_an_error(self) -> None:
-        path = folder_for(self) / "traces" / "one.json"
-        trace = Trace("sha256:" + "0" * 64, 8192, 9.5, (Read(0.0, 0, 512), Read(0.5, 4096, 4096)))
-        save(trace, path)
-        self.assertEqual(trace, load(path))
-        for text in ("", "[]", "{}", '{"version": 1, "reads": [[0, 0]]}', '{"version": 2, "reads": []}'):
-            path.write_text(text)
-            with ExpectedException(BadTrace):
-                load(path)

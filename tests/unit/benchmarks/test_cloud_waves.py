@@ -1,13 +1,14 @@
-"""A wave by OpenNebula's drivers: its image, its pace, and what is refused before it starts."""
+"""Waves by OpenNebula's drivers and by Nova: images, pace, and what is refused before a wave starts."""
 
 from __future__ import annotations
 
 from click.testing import CliRunner
 from testtools import ExpectedException, TestCase
 
-from benchmarks import opennebula
+from benchmarks import nova, opennebula
 from benchmarks.errors import NoRoom
-from benchmarks.opennebula import PACES, Size, check_room
+from benchmarks.opennebula import PACES
+from benchmarks.openstack.plan import Plan
 from benchmarks.spreadimage import SpreadImage
 from opennebula_tm.installer.tuning import SINGLE, WANTED_THREADS
 from tests.unit.virtman.scene import folder_for
@@ -16,15 +17,12 @@ IMAGE = SpreadImage(size=256, data=64)
 
 
 class ImageTest(TestCase):
-    def test_as_much_is_data_as_was_asked_for_all_over_the_image(self) -> None:
+    def test_data_and_boot_set_are_spread_over_the_image(self) -> None:
         data = IMAGE.data_mibs()
         self.assertEqual(64, len(set(data)))
         self.assertEqual({0, 1, 2, 3}, {mib // 64 for mib in data})
         self.assertEqual(256 - 64, len(IMAGE.holes()))
-
-    def test_a_boot_set_is_spread_over_the_data(self) -> None:
-        boot_set = IMAGE.boot_set(4)
-        self.assertEqual([0, 64, 128, 192], boot_set)
+        self.assertEqual([0, 64, 128, 192], IMAGE.boot_set(4))
         self.assertEqual(IMAGE.data_mibs(), IMAGE.boot_set(1000))
 
     def test_reads_are_of_data_and_of_holes(self) -> None:
@@ -47,10 +45,18 @@ class PacesTest(TestCase):
 class RefusalTest(TestCase):
     def test_too_little_room_is_told_in_one_line_before_anything_is_done(self) -> None:
         with ExpectedException(NoRoom, "[^\n]*60 copies of 1000000000 MiB[^\n]*--data"):
-            check_room(Size(60, 4, SpreadImage(2048, 10**9)), folder_for(self))
+            opennebula.check_room(opennebula.Size(60, 4, SpreadImage(2048, 10**9)), folder_for(self))
+        with ExpectedException(NoRoom, "[^\n]*60 servers of 1000000000 MiB[^\n]*--data"):
+            nova.check_room(Plan(60, 4, 2048, 10**9, 4), folder_for(self))
 
-    def test_data_must_fit(self) -> None:
-        for data in ("17", "4096"):
-            result = CliRunner().invoke(opennebula.main, ["--data", data])
+    def test_data_must_fit_and_the_size_be_whole_gib(self) -> None:
+        for wave, option, value in (
+            (opennebula, "--data", "17"),
+            (opennebula, "--data", "4096"),
+            (nova, "--data", "17"),
+            (nova, "--data", "4096"),
+            (nova, "--size", "1500"),
+        ):
+            result = CliRunner().invoke(wave.main, [option, value])
             self.assertEqual(2, result.exit_code)
-            self.assertIn("--data must be", result.output)
+            self.assertIn(f"{option} must be", result.output)
