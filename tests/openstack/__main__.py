@@ -14,11 +14,11 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.openstack import nova_tests
 from tests.sweeps import WHOLE
@@ -26,11 +26,10 @@ from tests.sweeps import WHOLE
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/openstack"
 OURS = Path(__file__).parent
-PATIENCE = 1800.0
-"""Seconds in which no test has ended, after which a process is taken for one that hangs. Nova's tests end sooner, and
-say where they wait (oslotest: OS_TEST_TIMEOUT)."""
-AGAIN = 1.0
-"""Seconds between looks at what has ended."""
+AT_ONCE = 2
+"""Processes side by side."""
+PATIENCE = 4 * 3600.0
+"""Seconds after which a process is taken for one that hangs, as no test of Nova does (oslotest: OS_TEST_TIMEOUT)."""
 
 XML_REFUSES = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd]")
 """What XML cannot hold (XML 1.0, section 2.2), and messages of terminals may have."""
@@ -53,21 +52,8 @@ EPILOG = """examples, with build/openstack/venv/bin/python, which lab/openstack-
   python -m tests.openstack 'nova.tests.unit.virt.libvirt.test_driver:volume|block'
   python -m tests.openstack --pristine nova.tests.unit.conf    the same without the patch: what fails here is known"""
 
-
-@dataclass
-class Outcome:
-    """What became of the tests of one name. ``failed``, ``skipped``: why, by test. ``took``: seconds, by test."""
-
-    name: str
-    counts: Counter[str] = field(default_factory=Counter)
-    failed: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    took: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.counts.items())) or "none"
-        return f"{self.name}: {counts} in {self.seconds:.0f} s"
+Test = dict[str, Any]
+"""What a worker writes of a test: its name, the outcome, seconds, and why."""
 
 
 def our_names() -> list[str]:
@@ -103,98 +89,63 @@ def copy_nova(patched: bool) -> Path:
     return folder
 
 
-def run(name: str, folder: Path, defaults: Sequence[str]) -> Outcome:
+def run(name: str, folder: Path, *options: str) -> list[Test]:
     """Run the tests of this name, or of several between blanks, in a process of their own."""
-    logs = BUILD / "logs"
-    plain = re.sub(r"[^\w.]+", "-", name)[:LONGEST_NAME] + "-set" * bool(defaults)
-    results, log = logs / f"{plain}.json", logs / f"{plain}.log"
+    plain = re.sub(r"[^\w.]+", "-", name)[:LONGEST_NAME] + "".join(options)
+    results, log = (BUILD / "logs" / f"{plain}.{kind}" for kind in ("json", "log"))
     results.unlink(missing_ok=True)
     ours = name.startswith("tests.")
     # Threads, as Nova's services have them from now on: ours start agents, and Nova's own tests run as they come.
     threads = {"OS_NOVA_DISABLE_EVENTLET_PATCHING": "true"} if ours else {}
     measured = ["-m", "coverage", "run", f"--rcfile={OURS / 'coveragerc'}"] if ours else []
-    options = [f"--default={default}" for default in defaults]
     argv = [sys.executable, *measured, "-m", "tests.openstack.worker", str(results), *options, *name.split()]
     environment = os.environ | threads | {
         "PYTHONPATH": f"{folder}:{ROOT}", "COVERAGE_FILE": str(ROOT / ".coverage"),
         "OS_STDOUT_CAPTURE": "1", "OS_STDERR_CAPTURE": "1", "OS_TEST_TIMEOUT": "1200",
     }  # fmt: skip
     began = time.monotonic()
-    with (
-        log.open("w") as out,
-        subprocess.Popen(
-            argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        ) as process,
-    ):
-        try:
-            code = end_of(process, results)
-        finally:
-            process.kill()  # one that has ended gets nothing
-    outcome = _read(name, results)
-    outcome.seconds = time.monotonic() - began
-    if code != 0 or not outcome.counts:
-        outcome.failed[name] = f"ended with {code} after {sum(outcome.counts.values())} tests; see {log}"
-    return outcome
+    with log.open("w") as out:
+        command = ["timeout", "--kill-after=60", str(PATIENCE), *argv]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False
+        )
+    lines = results.read_text().splitlines() if results.exists() else []
+    tests: list[Test] = [json.loads(line) for line in lines]
+    if done.returncode != 0 or not tests:
+        why = f"ended with {done.returncode} after {len(tests)} tests; see {log}"
+        tests.append({"test": name, "outcome": "failed", "seconds": 0, "why": why})
+    print(f"{name}: {counts(tests)} in {time.monotonic() - began:.0f} s", flush=True)
+    return tests
 
 
-def end_of(
-    process: subprocess.Popen[bytes],
-    results: Path,
-    patience: float = PATIENCE,
-    again: float = AGAIN,
-    clock: Callable[[], float] = time.monotonic,
-) -> int:
-    """Wait for tests to end. Returns their exit code, or that of a process that was killed since it hangs."""
-    seen, since = 0, clock()
-    while True:
-        try:
-            return process.wait(again)
-        except subprocess.TimeoutExpired:
-            found = results.stat().st_size if results.exists() else 0
-            if found != seen:
-                seen, since = found, clock()
-            elif clock() - since > patience:
-                process.kill()
+def counts(tests: list[Test]) -> str:
+    """How many tests had which outcome."""
+    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(Counter(t["outcome"] for t in tests).items()))
 
 
-def _read(name: str, results: Path) -> Outcome:
-    outcome = Outcome(name)
-    for line in results.read_text().splitlines() if results.exists() else ():
-        test = json.loads(line)
-        outcome.counts[test["outcome"]] += 1
-        outcome.took[test["test"]] = test["seconds"]
-        if test["outcome"] != "passed":
-            (outcome.failed if test["outcome"] == "failed" else outcome.skipped)[test["test"]] = test["why"]
-    return outcome
-
-
-def judge(outcomes: Sequence[Outcome]) -> int:
+def judge(tests: list[Test]) -> int:
     """Say what is wrong. Returns the exit code. Ours are not skipped where CI is set."""
-    failed = {test: why for outcome in outcomes for test, why in outcome.failed.items()}
-    ours = {test: why for outcome in outcomes for test, why in outcome.skipped.items() if test.startswith("tests.")}
-    if os.environ.get("CI"):
-        failed |= {test: f"skipped, though CI is set: {why}" for test, why in ours.items()}
-    new = {test: why for test, why in failed.items() if test not in nova_tests.KNOWN}
-    for test, why in new.items():
-        print(f"\n{test}\n{why}")
-    write_results(outcomes, new)
-    total = sum((outcome.counts for outcome in outcomes), Counter())
-    known = len(failed) - len(new)
-    print(
-        f"\n{total['passed']} passed, {total['skipped']} skipped, {known} failed that are known to, {len(new)} failed"
-    )
-    return int(bool(new))
+    for test in tests:
+        if test["outcome"] == "skipped" and test["test"].startswith("tests.") and os.environ.get("CI"):
+            test |= {"outcome": "failed", "why": f"skipped, though CI is set: {test['why']}"}
+        if test["outcome"] == "failed" and test["test"] in nova_tests.KNOWN:
+            test["outcome"] = "failed as it is known to"
+    failed = [test for test in tests if test["outcome"] == "failed"]
+    for test in failed:
+        print(f"\n{test['test']}\n{test['why']}")
+    write_results(tests)
+    print(f"\n{counts(tests)}")
+    return int(bool(failed))
 
 
-def write_results(outcomes: Sequence[Outcome], failed: Mapping[str, str]) -> None:
+def write_results(tests: list[Test]) -> None:
     """Write JUnit's XML, as pytest does for the other environments."""
     suite = ET.Element("testsuite", name="openstack")
-    took = {test: seconds for outcome in outcomes for test, seconds in outcome.took.items()}
-    for test in {**took, **failed}:
-        where, _, name = test.rpartition(".")
-        case = ET.SubElement(suite, "testcase", classname=where, name=name, time=str(took.get(test, 0)))
-        if test in failed:
-            ET.SubElement(case, "failure").text = XML_REFUSES.sub("?", failed[test])
+    for test in tests:
+        where, _, name = test["test"].rpartition(".")
+        case = ET.SubElement(suite, "testcase", classname=where, name=name, time=str(test["seconds"]))
+        if test["outcome"] == "failed":
+            ET.SubElement(case, "failure").text = XML_REFUSES.sub("?", test["why"])
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     ET.ElementTree(suite).write(RESULTS, encoding="unicode")
 
@@ -206,30 +157,19 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="all of ours, and all of Nova's that come to the patch")
-    parser.add_argument(
-        "--pristine", action="store_true", help="with a Nova that is not patched, and without our tests"
-    )
-    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument(
-        "--default", action="append", default=[], metavar="GROUP.OPTION=VALUE", help="an option of Nova"
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="only these: modules, classes or tests, ours or Nova's"
-    )
+    parser.add_argument("--pristine", action="store_true", help="with a Nova that is not patched; without our tests")
+    parser.add_argument("names", nargs="*", help="only these: modules, classes or tests, ours or Nova's")
     chosen = parser.parse_args()
     whole = WHOLE or chosen.all
     ours = () if chosen.pristine else our_names() if whole else EVERY_RUN
     names = chosen.names or [*ours, *(nova_tests.WHOLE if whole else nova_tests.EVERY_RUN)]
-    (BUILD / "logs").mkdir(parents=True, exist_ok=True)
-    outcomes, runs = [], [(name, chosen.default) for name in names]
+    runs: list[tuple[str, ...]] = [(name,) for name in names]
     if whole and not chosen.names and not chosen.pristine:
-        runs.append((" ".join(nova_tests.SET), [*chosen.default, *nova_tests.SETTINGS]))
-    with alone(), ThreadPoolExecutor(chosen.at_once) as pool:
+        runs.append((" ".join(nova_tests.WITH_OPTIONS_ON), "--options-on"))
+    (BUILD / "logs").mkdir(parents=True, exist_ok=True)
+    with alone(), ThreadPoolExecutor(AT_ONCE) as pool:
         folder = copy_nova(patched=not chosen.pristine)
-        for outcome in pool.map(lambda one: run(one[0], folder, one[1]), runs):
-            print(outcome, flush=True)
-            outcomes.append(outcome)
-    return judge(outcomes)
+        return judge([test for tests in pool.map(lambda one: run(one[0], folder, *one[1:]), runs) for test in tests])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What Nova, the hosts' agents, Cinder and Volt have to agree about, whoever was killed."""
+"""What Nova, the hosts' agents, Cinder and Volt have to agree about, whichever process was killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AgreeingTest(ComputesTest):
             self.all_upkeep()
 
     def assert_agreement(self, said: str = "") -> None:
-        """When there is no server; hosts let go of what is withdrawn by themselves, and the next upkeep goes on."""
+        """Assert it when there is no server. Hosts remove withdrawn images by themselves; the next upkeep goes on."""
         for _try in attempts(GIVEN_UP):
             self.all_upkeep()
             if not self.differences():
@@ -48,14 +48,14 @@ class AgreeingTest(ComputesTest):
             return False
         return True
 
-    def let_go(self) -> None:
+    def detach_base(self) -> None:
         """An operator detaches the base in Cinder; returns when no host has anything of it."""
         self.cinder.attachments.clear()
         self.cinder.volumes[self.volume]["status"] = "available"
         self.cinder.keep()
-        self.soon(self._has_let_go)
+        self.soon(self._base_is_removed)
 
-    def _has_let_go(self) -> bool:
+    def _base_is_removed(self) -> bool:
         self.all_upkeep()
         return not self.stacks() and not self.images()
 

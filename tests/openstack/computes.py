@@ -137,8 +137,24 @@ class ComputesTest(base.ServersTestBase):  # type: ignore[misc]
         """What is asked of the API for a server that boots from a volume."""
         server: dict[str, Any] = self._build_server(image_uuid="", networks="none")
         server.pop("imageRef", None)
-        device = {"boot_index": 0, "uuid": volume or self.volume, "source_type": "volume", "destination_type": "volume"}
-        return {**server, "block_device_mapping_v2": [device], **more}
+        return {**server, "block_device_mapping_v2": self.devices(volume or self.volume), **more}
+
+    def devices(self, *volumes: str) -> list[dict[str, Any]]:
+        """What is asked of the API for a server with these volumes; it boots from the first one."""
+        kind = {"source_type": "volume", "destination_type": "volume"}
+        return [{"boot_index": 0 if volume is volumes[0] else -1, "uuid": volume, **kind} for volume in volumes]
+
+    def lose(self, node: str) -> None:
+        """Have a compute end, and an operator say so."""
+        self.computes[node].stop()
+        service = self.admin_api.get_services(host=node, binary="nova-compute")[0]
+        self.admin_api.put_service(service["id"], {"forced_down": True})
+
+    def let_stacks_go(self) -> None:
+        """What computes do minute by minute until no host has anything of a base that nobody needs any more."""
+        self.all_upkeep()
+        self.soon(lambda: not self.stacks())
+        self.all_upkeep()
 
     def boot(self, volume: str | None = None, state: str = "ACTIVE", **more: Any) -> dict[str, Any]:
         """A server, when Nova says that it is in a state."""
@@ -229,7 +245,7 @@ class ComputesTest(base.ServersTestBase):  # type: ignore[misc]
         """Wait for what hosts do by themselves."""
         end = time.monotonic() + PATIENCE
         while not condition():
-            self.assertLess(time.monotonic(), end, "waited in vain")
+            self.assertLess(time.monotonic(), end, "the condition is still false")
             time.sleep(0.05)
 
     def act(self, server: dict[str, Any], action: dict[str, Any], state: str) -> None:

@@ -1,12 +1,11 @@
-"""Nova's own tests that are run with the patch in. NAME:PATTERN: those of NAME that have PATTERN in their own name."""
+"""Nova's own tests that are run with the patch in. NAME:WORD|WORD: those of NAME that have a word in their own name."""
 
 from __future__ import annotations
 
 EVERY_RUN = ("nova.tests.unit.virt.test_block_device nova.tests.functional.test_boot_from_volume",)
 """With ``make test``: what is nearest to what the patch changes, in one process, as it takes long to import Nova."""
 
-SETTINGS = ("virtman.use_vmtsnapshot=true", "virtman.use_cachegroup=true")
-SET = (
+WITH_OPTIONS_ON = (
     "nova.tests.functional.test_boot_from_volume nova.tests.functional.test_multiattach",
     "nova.tests.unit.conductor.test_conductor:bdm|block_dev|boot|shelve|rebuild",
     "nova.tests.unit.api.openstack.compute.test_servers:volume|bdm|block_dev|boot|mult|count",

@@ -15,21 +15,15 @@ from openstack_nova_patch.tool import ours, series, work
 from openstack_nova_patch.tool.tree import Form
 from tests.sweeps import kills
 from tests.unit.opennebula_tm.scene import Cut, CutAt, tree
-from tests.unit.openstack_nova_patch.scene import KilledAt
 
 ROOT = Path(__file__).parents[2]
 APPLY = ROOT / "openstack_nova_patch/apply"
 INSTALLED = Path(sysconfig.get_path("purelib"))
 """Where the environment has its Nova; what is imported here is the patched copy."""
-KILLED = (
-    "import sys; from tests.openstack.test_apply import patch_for, KilledAt, Path;"
-    "patch = patch_for(Path(sys.argv[1]), KilledAt(int(sys.argv[2])));"
-    "patch.revert() if sys.argv[3] == 'revert' else patch.apply()"
-)
 IMPORTS = "import nova.conf, nova.compute.manager, nova.compute.api, nova.virt.libvirt.driver as d; print(d.__file__)"
 
 
-def patch_for(nova: Path, step: CutAt | KilledAt | None = None) -> work.Patch:
+def patch_for(nova: Path, step: CutAt | None = None) -> work.Patch:
     """The patch of this repository for this Nova."""
     return work.Patch(nova.resolve(), series.read_all(), ours.HERE, step or CutAt())
 
@@ -72,28 +66,11 @@ class ApplyTest(TestCase):
         self.assertEqual(1, done.returncode, done.stderr)
         self.assertIn(f"{INSTALLED.resolve()}/nova: not applied", done.stdout)
 
-    def test_killed_in_the_middle(self) -> None:
-        self.copy("tests", "__pycache__")
-        for way in ("apply", "revert"):
-            number = self.steps(way) - (2 if way == "apply" else 3)
-            if way == "revert":
-                patch_for(self.nova).apply()
-            argv = [sys.executable, "-c", KILLED, str(self.nova), str(number), way]
-            self.assertEqual(-9, subprocess.run(argv, cwd=ROOT, check=False).returncode)
-            self.assertEqual(2, self.apply("--check")[0])
-            self.assertEqual(0, self.apply("--revert")[0])
-            self.assertEqual(self.before, tree(self.nova))
-
-    def steps(self, way: str) -> int:
-        """How many there are."""
-        apply, revert = CutAt(), CutAt()
-        patch_for(self.nova, apply).apply()
-        patch_for(self.nova, revert).revert()
-        return len((revert if way == "revert" else apply).seen)
-
     def test_nova_can_be_imported_wherever_it_is_killed(self) -> None:
         self.copy("tests")
-        all_steps = [number for number in range(self.steps("apply")) if self.cut_after_a_file_of_nova(number)]
+        steps = CutAt()
+        patch_for(self.nova, steps).apply()
+        all_steps = [number for number in range(len(steps.seen)) if self.cut_after_a_file_of_nova(number)]
         for number in kills(all_steps):
             self.cut_after_a_file_of_nova(number)
             argv = [sys.executable, "-B", "-c", IMPORTS]

@@ -19,7 +19,7 @@ class BaseTest(ComputesTest):
         return f"cinder-{self.volume}"
 
     def fault(self, **more: Any) -> str:
-        """Boot a server in vain. Returns what its user reads."""
+        """Boot a server, which fails. Returns the message that its user reads."""
         server = self.boot(state="ERROR", **more)
         message: str = server["fault"]["message"]
         self._delete_server(server)
@@ -42,14 +42,11 @@ class BaseTest(ComputesTest):
         del self.cinder.refuse["attachment_complete"]
         self.boot()
 
-    def test_only_novas_user_reads_how_a_host_is_connected(self) -> None:
-        self.boot()
-        (note,) = self.notes()
-        self.assertEqual([0o600, 0o700], [stat.S_IMODE(path.stat().st_mode) for path in (note, note.parent)])
-
-    def test_a_base_is_attached_to_be_read(self) -> None:
+    def test_a_base_is_attached_to_be_read_and_only_novas_user_reads_how(self) -> None:
         self.boot()
         self.assertEqual(["ro"], [found["mode"] for found in self.cinder.attachments.values()])
+        (note,) = self.notes()
+        self.assertEqual([0o600, 0o700], [stat.S_IMODE(path.stat().st_mode) for path in (note, note.parent)])
 
     def test_a_host_that_cannot_reach_the_storage_leaves_the_server_to_another_one(self) -> None:
         connector = "os_brick.initiator.connectors.local.LocalConnector.connect_volume"
@@ -97,6 +94,13 @@ class BaseTest(ComputesTest):
         self.assertIn(other, self.images()[self.image()])
         self.assertEqual(sha256(self.content), sha256(self.read(server)))
 
+    def goes_with(self, server: dict[str, Any]) -> None:
+        """The base goes when the last server that needs it does."""
+        self._delete_server(server)
+        self.let_stacks_go()
+        self.nothing_is_left()
+        self.assertEqual(self.content, self.file.read_bytes())
+
     def test_a_base_that_is_detached_in_cinder_goes_when_no_server_needs_it(self) -> None:
         server = self.boot()
         self.cinder.attachments.clear()
@@ -104,12 +108,7 @@ class BaseTest(ComputesTest):
         self.assertIn("withdrawn", self.fault())
         self.assertEqual([server["id"]], self.all_disks())
         self.assertEqual(1, len(self.notes()), "the device is connected as long as it is read")
-        self._delete_server(server)
-        self.all_upkeep()
-        self.soon(lambda: not self.stacks())
-        self.all_upkeep()
-        self.nothing_is_left()
-        self.assertEqual(self.content, self.file.read_bytes())
+        self.goes_with(server)
 
     def test_a_base_that_loses_its_mark_stays_attached_until_no_server_needs_it(self) -> None:
         server = self.boot()
@@ -118,11 +117,7 @@ class BaseTest(ComputesTest):
             self.all_upkeep()
         self.assertEqual(1, len(self.cinder.attachments), "its storage would be taken from under the server")
         self.assertEqual(sha256(self.content), sha256(self.read(server)))
-        self._delete_server(server)
-        self.all_upkeep()
-        self.soon(lambda: not self.stacks())
-        self.all_upkeep()
-        self.nothing_is_left()
+        self.goes_with(server)
 
     def test_an_origin_serves_its_base_again_when_its_agent_has_lost_it(self) -> None:
         server = self.boot()
@@ -144,9 +139,7 @@ class BaseTest(ComputesTest):
     def test_a_server_that_was_deleted_while_its_compute_was_down_leaves_nothing(self) -> None:
         server = self.boot()
         node = self.node_of(server)
-        self.computes[node].stop()
-        service = self.admin_api.get_services(host=node, binary="nova-compute")[0]
-        self.admin_api.put_service(service["id"], {"forced_down": True})
+        self.lose(node)
         self._delete_server(server)
         self.upkeep(node)
         self.assertEqual([server["id"]], self.all_disks(), "libvirt has the server: Nova is to destroy it first")

@@ -58,10 +58,15 @@ class CachedTest(ComputesTest):
         (self.node,) = self.cluster.names
         self.computes[self.node].driver.volume_drivers.clear()
         self.group = self.agent_with_volumes()
-        socket = self.folder / f"{self.node}.sock"
-        socket.unlink()
-        socket.symlink_to(self.socket)
+        self.use_socket(self.socket)
         self.data = self.device()
+
+    def use_socket(self, socket: Path | None) -> None:
+        """Have Nova find an agent by this socket, or none."""
+        link = self.folder / f"{self.node}.sock"
+        link.unlink(missing_ok=True)
+        if socket is not None:
+            link.symlink_to(socket)
 
     def agent_with_volumes(self) -> AgentClient:
         """An agent whose cache driver has volumes, one of which runs."""
@@ -101,17 +106,13 @@ class CachedTest(ComputesTest):
 
     def test_a_volume_is_given_to_libvirt_by_the_agents_device_until_the_server_goes(self) -> None:
         server = self.boot(self.data)
-        self.assertEqual(1, len(self.cached()))
-        self.assertEqual(self.cached(), self.sources(server))
-        self._delete_server(server)
-        self.assertEqual([], self.cached())
-
-    def test_a_server_that_is_started_anew_gets_its_volume_by_another_device(self) -> None:
-        server = self.boot(self.data)
         before = self.cached()
+        self.assertEqual((1, before), (len(before), self.sources(server)))
         self.act(server, {"reboot": {"type": "HARD"}}, "ACTIVE")
         self.assertEqual(self.cached(), self.sources(server))
         self.assertNotEqual(before, self.cached())
+        self._delete_server(server)
+        self.assertEqual([], self.cached())
 
     def test_a_volume_that_servers_share_is_read_past_the_cache(self) -> None:
         self.cinder.volumes[self.data]["multiattach"] = True
@@ -146,7 +147,7 @@ class CachedTest(ComputesTest):
         self.assertEqual([connection["data"]["device_path"]], self.cached())
         return volume, driver, connection
 
-    def test_one_that_is_not_let_go_of_is_not_disconnected_but_by_force(self) -> None:
+    def test_one_that_a_program_has_open_is_disconnected_by_force_only(self) -> None:
         volume, driver, connection = self.connected()
         self.host.open_devices.update(self.host.devices)
         self.assertRaises(AgentRefused, driver.disconnect_volume, connection, None)
@@ -156,13 +157,12 @@ class CachedTest(ComputesTest):
 
     def test_after_a_reboot_a_device_of_its_name_may_be_another_volumes(self) -> None:
         _, driver, connection = self.connected()
-        self.forget_path("of an earlier boot")
+        # As if nova-compute had been killed before it noted the agent's device, in an earlier boot of the host.
+        Note(self.node, "cached", self.data).write(
+            {"device": self.cinder.volumes[self.data]["file"], "boot": "earlier"}
+        )
         driver.disconnect_volume(connection, None, force=True)
         self.assertEqual(1, len(self.cached()))
-
-    def forget_path(self, boot: str) -> None:
-        """As if nova-compute had been killed before it noted the agent's device, when the host ran since ``boot``."""
-        Note(self.node, "cached", self.data).write({"device": self.cinder.volumes[self.data]["file"], "boot": boot})
 
     def test_one_that_grows_grows_for_its_server(self) -> None:
         _, driver, connection = self.connected()
@@ -172,28 +172,26 @@ class CachedTest(ComputesTest):
         self.assertEqual([2 * device.size], [one.size for one in self.host.devices.values()])
 
     def test_without_its_agent_no_volume_is_connected(self) -> None:
-        (self.folder / f"{self.node}.sock").unlink()
+        self.use_socket(None)
         server = self.boot(self.data, state="ERROR")
         self._delete_server(server)
         self.assertEqual("available", self.cinder.volumes[self.data]["status"])
         self.upkeep(self.node)
         self.assertEqual([self.data], [note.name for note in notes(self.node, "cached")])  # until it is back
-        (self.folder / f"{self.node}.sock").symlink_to(self.socket)
+        self.use_socket(self.socket)
         self.upkeep(self.node)
         self.assertEqual([], notes(self.node, "cached"))
 
     def test_what_nova_could_not_disconnect_is_disconnected_when_the_agent_is_back(self) -> None:
         volume, driver, connection = self.connected()
         self.stub_out("nova.virt.libvirt.LibvirtDriver._get_volume_driver", lambda *_more: driver)
-        socket = self.folder / f"{self.node}.sock"
-        socket.unlink()
+        self.use_socket(None)
         self.assertRaises(AgentRefused, driver.disconnect_volume, connection, None)
-        socket.symlink_to(self.socket)
+        self.use_socket(self.socket)
         self.upkeep(self.node)
         self.assertEqual(([], [], []), (volume.connected, self.cached(), notes(self.node, "cached")))
 
     def test_a_host_without_a_cache_group_says_so(self) -> None:
-        (self.folder / f"{self.node}.sock").unlink()
-        (self.folder / f"{self.node}.sock").symlink_to(self.cluster.socket(0))
+        self.use_socket(self.cluster.socket(0))
         server = self.boot(self.data, state="ERROR")
         self.assertIn("the cache driver of this host, qcow2, has no volumes", server["fault"]["message"])

@@ -64,44 +64,37 @@ class NovaKilledTest(testtools.TestCase):
         self.assertEqual([f"{when} {call}" for call in expected for when in ("before", "after")], steps)
 
     def test_the_first_server_of_a_base(self) -> None:
-        steps = self.kill_everywhere(victim.Nova.let_go, lambda nova: nova.boot(name="boot"))
-        # In vain, as there is no such image yet, and again when no other thread attaches the base.
+        steps = self.kill_everywhere(victim.Nova.detach_base, lambda nova: nova.boot(name="boot"))
+        # Both fail: there is no such image yet, and none either once no other thread attaches the base.
         self.assertEqual(["before create"] * 2, steps[:2])
         calls = ["attachment_create", "attachment_complete", "publish_in_place", "create"]
         self.assert_killed(calls, steps[2:])
 
     def test_delete(self) -> None:
-        self.assert_killed(
-            ["destroy"], self.kill_everywhere(server_to("delete"), lambda nova: nova.delete(nova.server))
-        )
+        steps = self.kill_everywhere(server_to("delete"), lambda nova: nova.delete(nova.server))
+        self.assert_killed(["destroy"], steps)
 
     def test_rebuild(self) -> None:
         steps = self.kill_everywhere(server_to("rebuild"), doing({"rebuild": {"imageRef": GLANCE_IMAGE}}, "ACTIVE"))
         self.assert_killed(["destroy"], steps[:2])
         self.assert_killed(["create"], steps[-2:])
 
-    def test_resize_to_the_other_host(self) -> None:
-        steps = self.kill_everywhere(server_to("resize"), doing({"migrate": None}, "VERIFY_RESIZE"))
-        self.assert_killed(["send"], steps)
-
-    def test_confirm(self) -> None:
-        resized = server_to("confirm", ({"migrate": None}, "VERIFY_RESIZE"))
-        self.assert_killed(["destroy"], self.kill_everywhere(resized, doing({"confirmResize": None}, "ACTIVE")))
-
-    def test_revert_whose_disk_is_destroyed_by_the_upkeep_alone_as_nova_takes_these_hosts_folders_for_shared(
-        self,
-    ) -> None:
-        resized = server_to("revert", ({"migrate": None}, "VERIFY_RESIZE"))
-        self.assert_killed([], self.kill_everywhere(resized, doing({"revertResize": None}, "ACTIVE")))
-
-    def test_snapshot(self) -> None:
-        stopped = server_to("snapshot", ({"os-stop": None}, "SHUTOFF"))
-        steps = self.kill_everywhere(stopped, doing({"createImage": {"name": "copy"}}, "SHUTOFF"))
-        self.assert_killed(["export_vm"], steps)
-
-    def test_shelve(self) -> None:
-        steps = self.kill_everywhere(server_to("shelve"), doing({"shelve": None}, "SHELVED_OFFLOADED"))
-        self.assert_killed(["export_vm", "destroy"], steps)
+    def test_actions_that_change_one_thing_or_two(self) -> None:
+        resized = ({"migrate": None}, "VERIFY_RESIZE")
+        for name, before, act, calls in (
+            ("resize", (), resized, ["send"]),
+            ("confirm", (resized,), ({"confirmResize": None}, "ACTIVE"), ["destroy"]),
+            # Nova takes these hosts' folders for shared, so that the upkeep alone destroys the disk.
+            ("revert", (resized,), ({"revertResize": None}, "ACTIVE"), []),
+            (
+                "snapshot",
+                (({"os-stop": None}, "SHUTOFF"),),
+                ({"createImage": {"name": "copy"}}, "SHUTOFF"),
+                ["export_vm"],
+            ),
+            ("shelve", (), ({"shelve": None}, "SHELVED_OFFLOADED"), ["export_vm", "destroy"]),
+        ):
+            self.assert_killed(calls, self.kill_everywhere(server_to(name, *before), doing(*act)))
 
     def test_unshelve(self) -> None:
         shelved = server_to("unshelve", ({"shelve": None}, "SHELVED_OFFLOADED"))
@@ -113,12 +106,12 @@ class NovaKilledTest(testtools.TestCase):
 
         def prepare(nova: victim.Nova) -> None:
             nova.have_base()  # what was killed before has deleted its volume, in the end
-            nova.let_go()
+            nova.detach_base()
             nova.delete(nova.boot(name="base"))
             nova.lose_the_snapshot()
 
         def act(nova: victim.Nova) -> None:
-            in_a_thread(nova.let_go_of_the_snapshot)
+            in_a_thread(nova.let_stacks_go)
 
         steps = self.kill_everywhere(prepare, act)
         self.assert_killed(["unpublish", "attachment_delete", "delete"], steps)

@@ -23,11 +23,7 @@ class ShelfTest(ServerCase):
         file = self.folder / "data.raw"
         file.write_bytes(b"data" * (1 << 18))
         second = self.cinder.add(file)
-        request = self.request()
-        request["block_device_mapping_v2"].append(
-            {"boot_index": -1, "uuid": second, "source_type": "volume", "destination_type": "volume"}
-        )
-        server = self.until(self.api.post_server({"server": request}), "ACTIVE")
+        server = self.boot(block_device_mapping_v2=self.devices(self.volume, second))
         self.api.post_server_action(server["id"], {"shelve": None})
         self.soon(lambda: bool(self.failures(server)))
         path = self.agent(self.node_of(server)).vm(self.disk_of(server, second)).disk.path

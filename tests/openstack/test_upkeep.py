@@ -119,20 +119,12 @@ class UpkeepTest(AgreeingTest):
             self.assertEqual([False, True, True, True], [folder.exists() for folder in (left, new, held, others)])
 
     def test_cinder_does_not_hear_that_a_disk_is_detached_which_goes_with_its_server(self) -> None:
-        other = self.cinder.add(self.second())
-        root, data = (
-            {"boot_index": index, "uuid": volume, "source_type": "volume", "destination_type": "volume"}
-            for index, volume in ((0, self.volume), (-1, other))
-        )
-        server = self.boot(block_device_mapping_v2=[root, data])
+        file = self.folder / "second.raw"
+        file.write_bytes(os.urandom(1 << 20))
+        other = self.cinder.add(file)
+        server = self.boot(block_device_mapping_v2=self.devices(self.volume, other))
         self.api.delete_server_volume(server["id"], other)
         self.soon(lambda: len(self.api.get_server_volumes(server["id"])) == 1)
         self.assertEqual("in-use", self.cinder.volumes[other]["status"])
         self.delete(server)
         self.assertEqual([self.disk_of(self.server, self.volume)], self.names())
-
-    def second(self) -> Path:
-        """Another file for a base."""
-        file = self.folder / "second.raw"
-        file.write_bytes(os.urandom(1 << 20))
-        return file

@@ -48,9 +48,7 @@ class WaveTest(ComputesTest):
         self.assertEqual([], self.all_disks())
         self.assertIn(standin, self.cinder.volumes)
         del self.cinder.snapshots[snapshot]
-        self.all_upkeep()
-        self.soon(lambda: not self.stacks())
-        self.all_upkeep()
+        self.let_stacks_go()
         self.assertEqual([self.volume], [*self.cinder.volumes])
         self.assertEqual({}, self.cinder.attachments)
 
@@ -112,7 +110,7 @@ class CinderTest(AgreeingTest):
             for server in asked:
                 self.delete(server)
             self.assert_agreement()
-            self.let_go()
+            self.detach_base()
 
 
 def together(step: str, count: int) -> Callable[[str], None]:

@@ -165,12 +165,6 @@ class Nova(AgreeingTest):
         self.cinder.volumes[self.volume]["volume_metadata"]["virtman_snapshot"] = "gone"
         self.cinder.keep()
 
-    def let_go_of_the_snapshot(self) -> None:
-        """What computes do about it, minute by minute."""
-        self.all_upkeep()
-        self.soon(lambda: not self.stacks())
-        self.all_upkeep()
-
     # Its end
 
     def die_at(self, step: int) -> None:

@@ -1,25 +1,23 @@
 """Runs tests in this process, and writes what became of each, one line of JSON for each, into a file.
 
-    python -m tests.openstack.worker FILE [--default GROUP.OPTION=VALUE]... NAME...
+    python -m tests.openstack.worker FILE [--options-on] NAME...
 
-A name is that of a package, a module, a class or a test; NAME:PATTERN are the tests of NAME in whose own name the
-pattern is found. Nova's cases need a runner that knows testtools: pytest takes what they expect to fail for failed.
-``--default``: what an option of Nova is where a test does not set it.
+A name is that of a package, a module, a class or a test; NAME:WORD|WORD are the tests of NAME whose own names have one
+of the words. Nova's cases need a runner that knows testtools: pytest takes what they expect to fail for failed.
+``--options-on``: the options of the patch are on where a test does not set them.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import importlib.util
 import json
-import pkgutil
-import re
 import sys
 import time
 import unittest
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
+
+OPTIONS = ("use_vmtsnapshot", "use_cachegroup")
 
 
 class Lines(unittest.TestResult):
@@ -66,79 +64,34 @@ class Lines(unittest.TestResult):
             self._line(subtest, "failed", (self.failures + self.errors)[-1][1])
 
 
-def modules(name: str) -> Iterator[str]:
-    """The name, or if it is a package's those of all modules of tests in it."""
+def named(name: str) -> unittest.TestSuite:
+    """The tests of NAME or NAME:WORD|WORD."""
+    name, _, words = name.partition(":")
+    loader = unittest.TestLoader()
+    loader.testNamePatterns = [f"*.test_*{word}*" for word in words.split("|")] if words else None
     try:
-        found = importlib.import_module(name)
-    except ImportError:  # of a class or a test; or it cannot be imported, which the loader says
-        yield name
-        return
-    if not hasattr(found, "__path__"):
-        yield name
-        return
-    for module in pkgutil.walk_packages(found.__path__, f"{name}."):
-        if module.name.rpartition(".")[2].startswith("test_"):
-            yield module.name
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # of a class or a test
+        spec = None
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    return loader.discover(name) if is_package else loader.loadTestsFromName(name)
 
 
-def tests_in(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
-    """Each single test."""
-    for test in suite:
-        if isinstance(test, unittest.TestSuite):
-            yield from tests_in(test)
-        else:
-            yield test
-
-
-def matches(test: unittest.TestCase, pattern: str) -> bool:
-    """Whether it is to be run. What stands for a module that cannot be imported always is."""
-    return type(test).__module__ == "unittest.loader" or bool(re.search(pattern, test.id().rpartition(".")[2]))
-
-
-def named(name: str) -> Iterator[unittest.TestCase]:
-    """The tests of NAME or NAME:PATTERN."""
-    name, _, pattern = name.partition(":")
-    for test in tests_in(unittest.defaultTestLoader.loadTestsFromNames(list(modules(name)))):
-        if matches(test, pattern):
-            yield test
-
-
-def set_default(setting: str) -> None:
-    """Change an option's default, from GROUP.OPTION=VALUE. Raises ValueError if Nova has none of this name."""
-    import nova.conf
-    from oslo_config import cfg
-
-    name, _, value = setting.partition("=")
-    group, _, option = name.rpartition(".")
-    modules = [module.name for module in pkgutil.iter_modules(nova.conf.__path__, "nova.conf.")]
-    for module in [*modules, "nova.virtman.conf"]:
-        listed: Any = getattr(importlib.import_module(module), "list_opts", dict)()
-        for key, options in listed.items() if isinstance(listed, dict) else listed:
-            found = [one for one in options if one.dest == option]
-            if getattr(key, "name", key) == (group or "DEFAULT") and found:
-                cfg.set_defaults(found, **{option: found[0].type(value)})
-                return
-    raise ValueError(f"Nova has no option {name}")
-
-
-def main() -> int:
-    """Returns 0 when all were run, however they ended."""
-    parser = argparse.ArgumentParser(description="Run tests; results go to a file.")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--default", action="append", default=[], metavar="GROUP.OPTION=VALUE")
-    parser.add_argument("names", nargs="+")
-    chosen = parser.parse_args()
+def main(file: str, *words: str) -> None:
+    """Run all tests, however they end."""
     sys.argv[1:] = []  # Nova reads it when it is imported
     from nova import monkey_patch
 
     monkey_patch.patch()  # as Nova's programs do, before anything else of Nova
-    with chosen.file.open("w") as file:
-        for setting in chosen.default:
-            set_default(setting)
-        wanted = [test for name in chosen.names for test in named(name)]
-        unittest.TestSuite(wanted).run(Lines(file))
-    return 0
+    names = [word for word in words if word != "--options-on"]
+    if names != [*words]:
+        from nova.virtman import conf
+        from oslo_config import cfg
+
+        cfg.set_defaults(conf.OPTIONS, **dict.fromkeys(OPTIONS, True))
+    with Path(file).open("w") as out:
+        unittest.TestSuite(map(named, names)).run(Lines(out))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])
