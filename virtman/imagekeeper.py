@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 
-from drivers.base import CacheStats, PathState, PathStatus
+from drivers.base import CacheStats, PathState
 from drivers.errors import DriverError
 from virtman import hosting, serving
 from virtman.records import ImageRecord, Role
@@ -177,13 +177,10 @@ class ImageKeeper:
                 log.info("image %s: its cache cannot be inspected now: %s", record.name, error)
         return self.stats(record.name)
 
-    def paths(self, record: ImageRecord) -> Sequence[PathStatus]:
-        """The routes to the image's parents; none for an origin, and for a stack that is yet to be restored."""
-        return [] if record.role is Role.ORIGIN else self._stacks.source.paths(record.name)
-
     def report(self, record: ImageRecord) -> NodeReport:
         """What Volt is told of an image. Touches nothing that could be slow."""
-        active = (path.parent.host for path in self.paths(record) if path.state is PathState.ACTIVE)
+        paths = self._stacks.source.paths(record.name)  # none of an origin, and of a stack that is yet to be restored
+        active = (path.parent.host for path in paths if path.state is PathState.ACTIVE)
         return NodeReport(
             image=record.name,
             revision=record.revision,

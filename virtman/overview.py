@@ -112,7 +112,7 @@ class Overview:
             record,
             self._upkeep.images.inspect(record),
             self._drivers.source.hit_bytes(record.name) if record.role is Role.HOST else 0,
-            self._upkeep.images.paths(record),
+            self._drivers.source.paths(record.name),
             [vm.name for vm in self._vms.records.all() if vm.image == record.name],
             self._in_place(record, held),
             serving=self._stacks.source.serving(record.name),
