@@ -59,7 +59,7 @@ def _drop_unlisted(stacks: Stacks, name: str) -> bool:
     Whoever publishes the image again meanwhile asks Volt before or after that, and not in between.
     """
     with stacks.store.publishing.hold(name):
-        return not stacks.volt.lists_origin(name) and drop_origin(stacks, name)
+        return name not in stacks.volt.origins_here() and drop_origin(stacks, name)
 
 
 def _unlisted_origins(stacks: Stacks, records: list[ImageRecord]) -> tuple[list[ImageRecord], list[str]]:

@@ -91,10 +91,12 @@ def remove_withdrawn(stacks: Stacks, name: str) -> bool:
 
 
 def _is_withdrawn(stacks: Stacks, name: str) -> bool:
+    """Whether the image is withdrawn, and no host has it but its origins."""
     try:
-        return stacks.volt.withdrawn(name)
+        image = stacks.volt.image(name)
     except UnknownImage:  # an image that Volt does not list may be missing in a database that was set back
         return False
+    return image.withdrawn and not image.nodes
 
 
 def leave_later(stacks: Stacks, name: str) -> None:

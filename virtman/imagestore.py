@@ -48,19 +48,16 @@ class ImageStore:
 
         Raises NoRoom, HostTrouble, or the content's ``fault``.
         """
-        with translate_os_errors(f"the content of an image in {self.folder}"):
-            return self._add(name, source, progress, kind)
-
-    def _add(self, name: str, source: Content, progress: Progress, kind: str | None) -> Image:
         temporary = self.folder / f".import-{name}.raw"
-        try:
-            convert(source, temporary, RAW, progress, self.room)
-            size = temporary.stat().st_size
-            image = Image(name, size, _digest(temporary, size, kind or kind_for(size), progress))
-            temporary.rename(self.path(image))
-            sync(self.folder)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with translate_os_errors(f"the content of an image in {self.folder}"):
+            try:
+                convert(source, temporary, RAW, progress, self.room)
+                size = temporary.stat().st_size
+                image = Image(name, size, _digest(temporary, size, kind or kind_for(size), progress))
+                temporary.rename(self.path(image))
+                sync(self.folder)
+            finally:
+                temporary.unlink(missing_ok=True)
         return image
 
     def remove(self, key: str) -> int:

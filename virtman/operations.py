@@ -62,7 +62,10 @@ class Operations(Generic[C, R]):
 
     def begin(self, record: R) -> None:
         """Record an operation that begins. Raises NoRoom, HostTrouble, unless its kind makes room."""
-        (self.note if self._kinds[record.kind].makes_room else self._put)(record)
+        if self._kinds[record.kind].makes_room:
+            self.note(record)
+        else:
+            self._records.put(record.name, record)
         self._step(f"{record.kind.replace(' ', '-')}:recorded")
 
     def carry_out(self, record: R, act: Callable[[R], T] | None = None) -> T:
@@ -93,13 +96,10 @@ class Operations(Generic[C, R]):
     def note(self, record: R) -> None:
         """Write a record, or keep it in memory where it cannot be written, until one can be."""
         try:
-            self._put(record)
+            self._records.put(record.name, record)
         except (NoRoom, HostTrouble) as error:
             log.warning("%s %s: its record is kept in memory: %s", self._what, record.name, error)
             self._records.remember(record.name, record)
-
-    def _put(self, record: R) -> None:
-        self._records.put(record.name, record)
 
     def _finish(self, record: R) -> Any:
         finish = self._kinds[record.kind].finish

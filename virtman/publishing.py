@@ -203,7 +203,7 @@ class Publishing:
         if record.doing(DETACH):
             restore(self._stacks, name)
             return False
-        if when_unused and self._volt.lists_origin(name):
+        if when_unused and name in self._volt.origins_here():
             return True
         drop_origin(self._stacks, name, given_up=True)
         return False

@@ -112,18 +112,6 @@ class VoltLink:
         """The images that are published with this host as an origin. Raises CoordinatorDown."""
         return {image.name for image in self.images() if self._host in image.origins}
 
-    def lists_origin(self, image: str) -> bool:
-        """Whether the image is published with this host as an origin. Raises CoordinatorDown."""
-        try:
-            return self._host in self.image(image).origins
-        except UnknownImage:
-            return False
-
-    def withdrawn(self, image: str) -> bool:
-        """Whether the image is withdrawn, and no host has it but its origins. Raises UnknownImage, CoordinatorDown."""
-        found = self.image(image)
-        return found.withdrawn and not found.nodes
-
     def image(self, image: str) -> PublishedImage:
         """What is published under the name. Raises UnknownImage, CoordinatorDown."""
         return self._call(lambda: self._client.image(image))
