@@ -140,8 +140,9 @@ class OrderTest(WorkQueueTest):
             self.queue.wake(f"{other}-beside-{pool}")
             self.quiet(f"{other}-beside-{pool}")
             self.assertEqual((1, 0), (work.done, sum(one.done for one in waiting)))
-            for key, work in zip(keys, waiting, strict=True):
+            for work in waiting:
                 work.go.set()
+            for key in keys:
                 self.quiet(key)
             self.assertEqual(len(waiting), sum(one.done for one in waiting), "each is done when a thread is free")
 
