@@ -584,15 +584,6 @@ class GcTest(AgentTest):
 
 
 class SuspendTest(AgentTest):
-    def test_all_stops_and_the_next_start_brings_it_back(self) -> None:
-        creating.create(self.agent.vms, "vm", "debian", None)
-        self.host.disks["vm"].writes = "precious"
-        self.agent.suspend(force=False)
-        self.assertEqual({"disks"}, set(self.host.leftovers()))
-        self.restart()
-        self.assertEqual({"debian"}, set(self.host.served))
-        self.assertEqual("precious", self.host.disks["vm"].writes)
-
     def test_vms_that_run_or_may_run_forbid_it_unless_they_are_made_to_wait(self) -> None:
         booting.boot(self.agent.vms, "vm", "debian", None, BOOT, [], None)
         for libvirt, state in (("no-such-thing:///x", "unknown"), (LIBVIRT, "running")):

@@ -124,22 +124,6 @@ class EnsureTest(StacksTest):
         following.admit(self.stacks, place.model_copy(update={"revision": place.revision + 1}))
         self.assertEqual(before, self.host.allowed["debian"])
 
-    def test_different_images_are_attached_side_by_side(self) -> None:
-        both, meet = threading.Barrier(2, timeout=SOON), []
-
-        def moment(what: str) -> None:
-            if what == "before attach.connect":
-                meet.append(both.wait())
-
-        self.host.moment = moment
-        threads = [threading.Thread(target=self.attached, args=(name,)) for name in ("debian", "alpine")]
-        for thread in threads:
-            self.addCleanup(thread.join, SOON)
-            thread.start()
-        for thread in threads:
-            thread.join(SOON)
-        self.assertEqual({0, 1}, set(meet))
-
 
 class OriginTest(StacksTest):
     def publish(self, name: str = "mine") -> ImageRecord:
