@@ -18,7 +18,7 @@ from tests.others import GROUP, NOBODY, as_nobody
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.scene import folder_for
-from virtman import attaching, booting, creating, disks, renaming
+from virtman import attaching, booting, creating, disks
 from virtman.agent import Agent
 from virtman.api import MAX_BODY, PEER, create_app
 from virtman.client import AgentClient
@@ -112,32 +112,50 @@ class PeerTest(TestCase):
             self.assertEqual(Peer(os.getpid(), os.geteuid(), os.getegid()), peer_of(ours))
 
 
-class BootedTest(SiteCase):
+class SocketCase(SiteCase):
+    """Nobody calls a whole agent, by its socket, as a member of its group."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.gid = grp.getgrnam(GROUP).gr_gid
+        self.folder = folder_for(self)
+        self.folder.chmod(0o711)
+        self.socket = self.folder / "agent.sock"
+
+    def serve(self, gid: int | None) -> None:
+        serve_agent(self, create_app(self.agent), self.socket, gid)
+
+    def as_nobody(self, act: Callable[[AgentClient], object], groups: tuple[int, ...] | None = None) -> str:
+        def call() -> object:
+            client = AgentClient(self.socket, timeout=60)
+            return act(client)
+
+        AgentClient(self.socket).vms()  # imports all that a call needs
+        return as_nobody(self, call, (self.gid,) if groups is None else groups)
+
+
+class BootedTest(SocketCase):
     """What operators may not do with a VM that ``virtman boot`` made."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.permit = permit_of(OPERATOR)
         booting.boot(self.agent.vms, "web", "debian", None, Boot(memory=64, cpus=1, network="none"), [], None)
         disks.take(self.agent.vms, "web", "then")
         creating.create(self.agent.vms, "data", "debian", None)
-
-    def changes(self, vm: str) -> list[Callable[[], object]]:
-        agent, permit = self.agent, self.permit
-        return [
-            lambda: creating.destroy(agent.vms, vm, permit),
-            lambda: renaming.rename(agent.vms, vm, "new", permit),
-            lambda: disks.resize(agent.vms, vm, 2 * MIB, permit),
-            lambda: disks.take(agent.vms, vm, "now", permit),
-            lambda: disks.revert(agent.vms, vm, "then", permit),
-            lambda: disks.drop(agent.vms, vm, "then", permit),
-        ]
+        self.serve(self.gid)
 
     def check_refused(self, vm: str) -> None:
+        calls: list[Callable[[AgentClient], object]] = [
+            lambda client: client.destroy(vm),
+            lambda client: client.rename(vm, "new"),
+            lambda client: client.resize(vm, 2 * MIB),
+            lambda client: client.take_snapshot(vm, "now"),
+            lambda client: client.revert(vm, "then"),
+            lambda client: client.delete_snapshot(vm, "then"),
+        ]
         before = self.told()
-        for change in self.changes(vm):
-            error = self.assertRaises(Forbidden, change)
-            self.assertThat(str(error), StartsWith("user nobody may not change vm 'web'"))
+        for call in calls:
+            self.assertThat(self.as_nobody(call), StartsWith("Forbidden: user nobody may not change vm 'web'"))
         self.assertEqual(before, self.told())
 
     def told(self) -> list[object]:
@@ -156,7 +174,7 @@ class BootedTest(SiteCase):
 
         def permit(record):  # type: ignore[no-untyped-def]
             asked.append(record.name)
-            self.permit(record)
+            permit_of(OPERATOR)(record)
             if len(asked) == 2 and not self.agent.vms.locks.taken("data"):  # before its power is cut
                 booting.boot(self.agent.vms, "data", "debian", None, boot, [], None)
 
@@ -164,29 +182,20 @@ class BootedTest(SiteCase):
         self.assertEqual("running", self.agent.overview.vm("data").state)
 
     def test_all_else_is_theirs(self) -> None:
-        creating.clone(self.agent.vms, "web", ["copy"])
-        disks.take(self.agent.vms, "copy", "then", self.permit)
-        disks.resize(self.agent.vms, "copy", 2 * MIB, self.permit)
-        disks.revert(self.agent.vms, "copy", "then", self.permit)
-        disks.drop(self.agent.vms, "copy", "then", self.permit)
-        renaming.rename(self.agent.vms, "copy", "new", self.permit)
-        creating.destroy(self.agent.vms, "new", self.permit)
-        self.assertEqual(["data", "web"], [vm.name for vm in self.agent.overview.vms()])
+        def change(client: AgentClient) -> object:
+            client.clone("web", ["copy"])
+            client.take_snapshot("copy", "then")
+            client.resize("copy", 2 * MIB)
+            client.revert("copy", "then")
+            client.delete_snapshot("copy", "then")
+            client.rename("copy", "new")
+            client.destroy("new")
+            return [vm.name for vm in client.vms()]
+
+        self.assertEqual("['data', 'web']", self.as_nobody(change))
 
 
-class SocketTest(SiteCase):
-    """Nobody calls a whole agent, by its socket, as a member of its group."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.gid = grp.getgrnam(GROUP).gr_gid
-        self.folder = folder_for(self)
-        self.folder.chmod(0o711)
-        self.socket = self.folder / "agent.sock"
-
-    def serve(self, gid: int | None) -> None:
-        serve_agent(self, create_app(self.agent), self.socket, gid)
-
+class SocketTest(SocketCase):
     def test_a_long_body_is_not_taken(self) -> None:
         self.serve(self.gid)
         with socket.socket(socket.AF_UNIX) as caller:
@@ -194,14 +203,6 @@ class SocketTest(SiteCase):
             caller.connect(str(self.socket))
             caller.sendall(f"POST /v1/gc HTTP/1.1\r\nHost: x\r\nContent-Length: {2 * MAX_BODY + 1}\r\n\r\n".encode())
             self.assertIn(b" 413 ", caller.recv(4096).splitlines()[0])
-
-    def as_nobody(self, act: Callable[[AgentClient], object], groups: tuple[int, ...] | None = None) -> str:
-        def call() -> object:
-            client = AgentClient(self.socket, timeout=60)
-            return act(client)
-
-        AgentClient(self.socket).vms()  # imports all that a call needs
-        return as_nobody(self, call, (self.gid,) if groups is None else groups)
 
     def test_members_alone_reach_it_and_without_a_group_nobody_does(self) -> None:
         self.serve(self.gid)
