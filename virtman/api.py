@@ -35,7 +35,6 @@ from virtman import (
     models,
     renaming,
     streams,
-    views,
 )
 from virtman.agent import Agent
 from virtman.calls import Call, LongCall
@@ -468,7 +467,7 @@ def _disk_routes(app: Application, agent: Agent) -> None:
     @app.serve(calls.TAKE_SNAPSHOT)
     def take_snapshot(path: SnapshotPath) -> models.Snapshot:
         snapshot = disks.take(agent.vms, path.vm, path.snapshot, _permit())
-        return views.snapshot(agent.vms.record(path.vm), snapshot)
+        return agent.overview.snapshot(agent.vms.record(path.vm), snapshot)
 
     @app.serve(calls.REVERT)
     def revert(path: SnapshotPath) -> models.Vm:

@@ -1,22 +1,26 @@
-"""What this host tells of itself, its images and its VMs."""
+"""What the API answers about this host, its images and its VMs, made of records and of what drivers say."""
 
 from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
+from drivers import base
 from drivers.host.watch import deaths
-from virtman import models, views
+from virtman import models
 from virtman.cachevolumes import CacheVolumes
 from virtman.config import AgentConfig
 from virtman.devices import Devices
+from virtman.domain import NONE, mac_of
 from virtman.errors import HypervisorError
 from virtman.heartbeat import Heartbeat
 from virtman.hostdrivers import HostDrivers
+from virtman.hostfiles import translate_os_errors
 from virtman.imagekeeper import IMAGE
 from virtman.libvirtdomain import OFF
 from virtman.machines import LibvirtMachines
-from virtman.records import ImageRecord, Role, VmRecord
+from virtman.records import ARRIVE, ImageRecord, Role, Snapshot, VmRecord
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 
@@ -40,9 +44,8 @@ class Overview:
         """One VM, with its disk as a path and as QEMU block node. Raises UnknownVm, DriverError."""
         record = self._vms.record(name)
         user = self._vms.attached_to(record)
-        disk = views.open_disk(record, self._vms.vmdisks.open(name), None if user is None else user.name)
-        machine = self._machine(record, self.vm_states([record]))
-        return models.Vm(name=name, disk=disk, machine=machine, **views.more(record))
+        disk = _open_disk(_disk(record, None if user is None else user.name), self._vms.vmdisks.open(name))
+        return models.Vm(disk=disk, **self._fields(record, self.vm_states([record])))
 
     def booted(self, name: str) -> models.Booted:
         """One VM that was booted. Raises as ``vm``."""
@@ -54,16 +57,24 @@ class Overview:
         states = self.vm_states(records)
         users = {disk: record.name for record in records for disk in record.disks}
         return [
-            models.VmLine(
-                name=record.name, disk=views.disk(record, users.get(record.name)),
-                machine=self._machine(record, states), **views.more(record),
-            )
+            models.VmLine(disk=_disk(record, users.get(record.name)), **self._fields(record, states))
             for record in records
-        ]  # fmt: skip
+        ]
 
-    def _machine(self, record: VmRecord, states: dict[str, str]) -> models.Machine | None:
-        state = states.get(record.name, OFF)
-        return views.machine(record, state, self._machines.console_log(record.name), self._accel.use)
+    def _fields(self, record: VmRecord, states: dict[str, str]) -> dict[str, Any]:
+        """All fields of a VM but its disk. ``machine`` is None for a VM that was never booted."""
+        machine = None
+        if record.boot is not None:
+            machine = models.Machine(
+                **dict(record.boot),
+                state=states.get(record.name, OFF),
+                console_log=str(self._machines.console_log(record.name)),
+                accel=self._accel.use,
+                mac=None if record.boot.network == NONE else mac_of(record.uuid),
+            )
+        arriving = record.arriving and not record.doing(ARRIVE)
+        more = {"machine": machine, "moved_to": record.moved, "arriving": arriving}
+        return {"name": record.name, "uuid": record.uuid, "disks": list(record.disks), **more}
 
     def vm_states(self, records: list[VmRecord]) -> dict[str, str]:
         """State by name of those that were booted and are not off. libvirt is asked only if there are any."""
@@ -83,39 +94,54 @@ class Overview:
     def snapshots(self, vm: str) -> list[models.Snapshot]:
         """A VM's snapshots in the order in which they were taken. Raises UnknownVm."""
         record = self._vms.record(vm)
-        return [views.snapshot(record, snapshot) for snapshot in record.snapshots if not snapshot.temporary]
+        return [self.snapshot(record, snapshot) for snapshot in record.snapshots if not snapshot.temporary]
+
+    @staticmethod
+    def snapshot(record: VmRecord, snapshot: Snapshot) -> models.Snapshot:
+        """One of a VM's snapshots."""
+        return models.Snapshot(**dict(snapshot), current=snapshot.name == record.current)
 
     # Images
 
     def images(self) -> list[models.Image]:
         """All published images, and how far they are on this host. Raises CoordinatorDown."""
-        here, held = {record.name: record for record in self._stacks.records.all()}, self._stacks.held()
-        return [
-            views.image(
-                image, here.get(image.name), self._upkeep.images.stats(image.name).held_bytes,
-                self._in_place(here.get(image.name), held),
-            )
-            for image in self._stacks.volt.images()
-        ]  # fmt: skip
+        held = self._stacks.held()
+        here = {record.name: self._here(record, held) for record in self._stacks.records.all()}
+        return [models.Image(**dict(image), here=here.get(image.name)) for image in self._stacks.volt.images()]
 
-    def _in_place(self, record: ImageRecord | None, held: frozenset[str]) -> models.InPlace | None:
-        """The trouble of an image in place is why it is not served."""
-        if record is None:
+    def _here(self, record: ImageRecord, held: frozenset[str]) -> models.ImageHere:
+        held_bytes, in_place = self._upkeep.images.stats(record.name).held_bytes, self._in_place(record, held)
+        return models.ImageHere(role=record.role, phase=record.phase, held_bytes=held_bytes, in_place=in_place)
+
+    def _in_place(self, record: ImageRecord, held: frozenset[str]) -> models.InPlace | None:
+        """What an image is served from in place. Its trouble is why it is not served."""
+        known = record.in_place
+        if known is None:
             return None
         trouble = None
         if not self._stacks.source.serving(record.name):
             trouble = self._upkeep.queue.troubles().get(IMAGE + record.name)
-        return views.in_place(record, trouble, held=record.name in held)
+        return models.InPlace(
+            path=known.path, held=record.name in held, trouble=trouble, digest=known.content,
+            computing=known.digest and known.content is None,
+        )  # fmt: skip
 
     def _stack(self, record: ImageRecord, held: frozenset[str]) -> models.Stack:
-        return views.stack(
-            record,
-            self._upkeep.images.inspect(record),
-            self._drivers.source.hit_bytes(record.name) if record.role is Role.HOST else 0,
-            self._drivers.source.paths(record.name),
-            [vm.name for vm in self._vms.records.all() if vm.image == record.name],
-            self._in_place(record, held),
+        source, stats = self._drivers.source, self._upkeep.images.inspect(record)
+        return models.Stack(
+            name=record.name,
+            role=record.role,
+            phase=record.phase,
             serving=self._stacks.source.serving(record.name),
+            slot=record.slot,
+            size=record.size,
+            fetched_bytes=stats.held_bytes,
+            cache_file_bytes=stats.file_bytes,
+            cache_hit_bytes=source.hit_bytes(record.name) if record.role is Role.HOST else 0,
+            paths=[_route(path) for path in source.paths(record.name)],
+            children=[child.host for child in record.children],
+            vms=[vm.name for vm in self._vms.records.all() if vm.image == record.name],
+            in_place=self._in_place(record, held),
         )
 
     # The host
@@ -132,16 +158,31 @@ class Overview:
             suspended=self._stacks.suspended,
             images=[self._stack(record, held) for record in self._stacks.records.all()],
             vms=self.vms(),
-            disks=views.disks(self._drivers.snapshot.trouble(), self._config.state),
+            disks=self._disks(),
             cache_volumes=self._volumes.views(self._drivers.volumes()),
             cached_devices=self.devices(),
             strays=sorted(self._vms.strays()),
-            damaged=views.left_alone(
-                self._vms.records.unreadable(), self._stacks.records.unreadable(), self._devices.records.unreadable()
-            ),
+            damaged=self._damaged(),
             troubles=self._upkeep.queue.troubles(),
             deaths=deaths(),
-        )  # fmt: skip
+        )
+
+    def _disks(self) -> models.Disks:
+        """Whether VMs' disks are in trouble, and the room of the state folder's file system. Raises HostTrouble."""
+        with translate_os_errors(f"looking at {self._config.state}"):
+            room = os.statvfs(self._config.state)
+        # Not f_bfree: what is reserved for root is nothing to plan with.
+        total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+        return models.Disks(trouble=self._drivers.snapshot.trouble() or None, total=total, free=free)
+
+    def _damaged(self) -> dict[str, str]:
+        """Why records cannot be read, by kind and name."""
+        kinds = {
+            "vm": self._vms.records.unreadable(),
+            "image": self._stacks.records.unreadable(),
+            "device": self._devices.records.unreadable(),
+        }
+        return {f"{kind} {name}": why for kind, found in kinds.items() for name, why in found.items()}
 
     def devices(self) -> list[models.CachedDevice]:
         """The devices that are read through the cache. Raises DriverError."""
@@ -150,3 +191,24 @@ class Overview:
     def device(self, name: str) -> models.CachedDevice:
         """The device of an attachment. Raises DriverError."""
         return self._devices.listed()[name]
+
+
+def _disk(record: VmRecord, user: str | None) -> models.Disk:
+    """A VM's disk, as far as its record knows it; ``user`` is the VM that it is attached to."""
+    return models.Disk(**dict(record), phase=record.phase, attached_to=user)
+
+
+def _open_disk(disk: models.Disk, device: base.Device) -> models.OpenDisk:
+    """A VM's disk that was opened.
+
+    Its block node names no layers: a program that kept them would later write to a snapshot.
+    """
+    path, blockdev = str(device.path), None
+    if device.node is not None:
+        blockdev = {option: value for option, value in device.node.items() if option != "backing"}
+        blockdev["file"] = {"driver": "file", "filename": path}
+    return models.OpenDisk(**dict(disk), path=path, blockdev=blockdev)
+
+
+def _route(path: base.PathStatus) -> models.Route:
+    return models.Route(host=path.parent.host, address=path.parent.address, state=path.state)

@@ -9,7 +9,7 @@ from drivers.base import Image
 from drivers.digests import DRAWN, draw, key_of, kind_of
 from drivers.errors import DriverError
 from drivers.host.locks import NamedLocks
-from virtman import inplace, models, views
+from virtman import inplace, models
 from virtman.cleaning import remove
 from virtman.convert import Content, Progress, holds
 from virtman.copies import content_of_vm
@@ -73,7 +73,7 @@ class Publishing:
             except (VirtmanError, DriverError):
                 remove(self._stacks, image.key, publishing=name)
                 raise
-        return views.published(record)
+        return _published(record)
 
     def _check_name(self, name: str, size: int | None = None) -> str | None:
         """Refuse a copy of ``size`` bytes under the name of another image, as far as is known before the copy is read.
@@ -139,7 +139,7 @@ class Publishing:
             if digest:
                 wanted = wanted.model_copy(update={"digest": True})
             progress("look", found.size, found.size)  # ends if the caller has hung up meanwhile
-            return views.published(add_origin(self._stacks, image, wanted))
+            return _published(add_origin(self._stacks, image, wanted))
 
     def _is_same(self, before: ImageRecord, found: InPlace, trust: str | None) -> bool:
         """Whether this is published in place already. Raises ImageExists if it is, with another digest."""
@@ -224,3 +224,7 @@ class Publishing:
         if record is None or record.role is not Role.ORIGIN:
             raise UnknownImage(f"image {name!r} was not published by this host")
         return record
+
+
+def _published(record: ImageRecord) -> models.Published:
+    return models.Published(name=record.image.name, size=record.image.size, digest=record.image.digest)
