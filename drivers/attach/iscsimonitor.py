@@ -111,7 +111,7 @@ class Monitor:
     def _check_disks(self, routes: list[Route]) -> None:
         """Measure the disks of the images whose maps have requests under way."""
         users = {number: route for route in routes if _is_busy(route.map) for number in route.disks}
-        self._stalls = self._clock.look(users.keys(), time.monotonic())
+        self._stalls = self._clock.measure(users.keys(), time.monotonic())
         for number, route in users.items():
             if self.is_stalled(number):
                 route.note_stall(number)

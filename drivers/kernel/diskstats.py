@@ -1,7 +1,7 @@
-"""How long disks have had reads under way of which none came back, by the kernel's counters.
+"""How long disks have had reads in flight without a completed one, by the kernel's counters.
 
-A disk that works completes one read after the other. Reads of which none completes for a while say that the disk's
-server hangs, or the network, though the connection may be well.
+A disk that works completes one read after the other. If none completes for a while, the disk's server hangs, or the
+network, though the connection may be well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Counts = tuple[int, int]
 
 
 def read_counts(number: str) -> Counts | None:
-    """The counts of a disk (``major:minor``); None without such a disk. Raises OSError without room to look."""
+    """The counts of a disk (``major:minor``); None without such a disk. Raises OSError without a free descriptor."""
     try:
         fields = Path(f"/sys/dev/block/{number}/stat").read_text().split()
     except OSError as error:
@@ -32,14 +32,14 @@ def read_counts(number: str) -> Counts | None:
 
 
 class StallClock:
-    """Measures the stalls of disks by repeated looks at their counts."""
+    """Measures the stalls of disks by repeated reads of their counts."""
 
     def __init__(self, read: Callable[[str], Counts | None] = read_counts) -> None:
         """``read`` returns the counts of a disk by its number."""
         self._read = read
         self._seen: dict[str, tuple[Counts, float]] = {}
 
-    def look(self, numbers: Collection[str], now: float) -> dict[str, float]:
+    def measure(self, numbers: Collection[str], now: float) -> dict[str, float]:
         """The seconds of each disk's stall at the time ``now``; 0 for a disk that is idle or works."""
         found = {number: counts for number in numbers if (counts := self._read(number)) is not None}
         self._seen = {number: (counts, self._begun(number, counts, now)) for number, counts in found.items()}

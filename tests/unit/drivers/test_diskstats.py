@@ -42,7 +42,7 @@ class StallClockTest(TestCase):
         for seconds, reads, under_way in looks:
             self.now += seconds
             self.counts = reads, under_way
-            found.append(self.clock.look([DISK], self.now)[DISK])
+            found.append(self.clock.measure([DISK], self.now)[DISK])
         return found
 
     def test_reads_of_which_none_completes(self) -> None:
@@ -57,5 +57,5 @@ class StallClockTest(TestCase):
     def test_a_disk_that_is_gone_is_forgotten(self) -> None:
         self.stalls((1, 5, 1))
         self.counts = None
-        self.assertEqual({}, self.clock.look([DISK], self.now + 1))
+        self.assertEqual({}, self.clock.measure([DISK], self.now + 1))
         self.assertEqual([0], self.stalls((2, 5, 1)))
