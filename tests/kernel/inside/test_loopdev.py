@@ -80,14 +80,6 @@ class LoopsTest(TestCase):
         udevrules.leave_alone(link)
         self.assertEqual((False, True), (before, self.is_left_alone(link / "after")))
 
-    def test_a_device_of_before_the_rules_gets_the_name_that_lvm_leaves_alone(self) -> None:
-        self.assertFalse(self.is_left_alone(self.folder / "before"))
-        device = loopdev.attach(self.folder / "before")
-        udevrules.leave_alone(self.folder)
-        udevrules.apply()
-        run(["udevadm", "settle"])
-        self.assertTrue((Path("/dev/virtman") / device.name).exists())
-
     def test_the_journal_does_not_fill_with_what_our_devices_are_said_to_lack(self) -> None:
         udevrules.leave_alone(self.folder)
         file = self.folder / "quiet"
