@@ -22,9 +22,9 @@ class VolumeState(StrEnum):
 class Volume(BaseModel, frozen=True, extra="ignore", defer_build=True):
     """A volume of the cache: a file or disk that keeps what was read. ``size`` in bytes, 0 if it is missing.
 
-    ``state``: see docs/operations.md. ``images``: the names of those whose reads it keeps now; ``devices``: the devices
-    of others that are read by way of it. A driver names their attachments, and the agent their paths. ``trouble``: why
-    the last that was done to the volume failed; it is tried again.
+    ``state``: see docs/operations.md. ``images``: names of the images whose reads the volume keeps now. ``devices``:
+    paths of the devices of others that are read through it; drivers name their attachments instead. ``trouble``: why
+    the last step of the volume failed; the agent tries again.
     """
 
     path: str
@@ -45,10 +45,10 @@ class DeviceState(StrEnum):
 class CachedDevice(BaseModel, frozen=True, extra="ignore", defer_build=True):
     """A device of others that is read through the cache. ``path`` is handed out for it; VMs use it in its place.
 
-    ``device``: a driver names the attachment, and the agent the device's path. ``state``: ``cached``; ``direct``: reads
-    go to the device itself until a volume takes it; ``lost``: it was attached before the host was started; or what is
-    under way. Since a volume took it, ``hits`` and ``misses`` count requests, and ``cache_bytes`` were read that the
-    device was not asked for. What is held of it the kernel does not tell.
+    ``device``: the device's path; drivers name the attachment instead. ``state``: ``cached``; ``direct``: reads go to
+    the device itself until a volume takes it; ``lost``: it was attached before the host was started; or what is under
+    way. Since a volume took it, ``hits`` and ``misses`` count requests, and ``cache_bytes`` were read that the device
+    was not asked for. What is held of it the kernel does not tell.
     """
 
     device: str
