@@ -24,10 +24,6 @@ class Storage:
         """Have a volume of so many random bytes, a multiple of 1 MiB."""
         self._do("serve", str(size))
 
-    def grow(self, size: int) -> None:
-        """Let the volume be larger; hosts see it when they scan."""
-        self._do("grow", str(size))
-
     def withdraw(self) -> None:
         """Have no volume any more; to have none is fine."""
         self._do("withdraw")

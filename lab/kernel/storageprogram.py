@@ -1,4 +1,4 @@
-"""What ``lab.kernel.storage`` has a guest do: ``serve|grow|withdraw IP FILE [BYTES]``."""
+"""What ``lab.kernel.storage`` has a guest do: ``serve|withdraw IP FILE [BYTES]``."""
 
 from __future__ import annotations
 
@@ -27,12 +27,6 @@ def serve(ip: str, file: str, size: str) -> None:
     portals.enable = True
 
 
-def grow(_ip: str, file: str, size: str) -> None:
-    """Let the volume be larger."""
-    os.truncate(file, int(size))
-    _run("losetup", "--set-capacity", _loop(file))
-
-
 def withdraw(_ip: str, file: str) -> None:
     """Be no storage any more; to be none is fine."""
     root = rtslib_fb.RTSRoot()
@@ -54,7 +48,7 @@ def _run(*argv: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
 
 
-ACTS: dict[str, Callable[..., None]] = {"serve": serve, "grow": grow, "withdraw": withdraw}
+ACTS: dict[str, Callable[..., None]] = {"serve": serve, "withdraw": withdraw}
 
 if __name__ == "__main__":
     ACTS[sys.argv[1]](*sys.argv[2:])

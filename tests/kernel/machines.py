@@ -35,7 +35,7 @@ LOGS = BUILD / "kernel-tests" / ENVIRONMENT
 Footprints = dict[str, dict[str, list[str]]]
 
 _left: Footprints = {}
-"""What the last test found on each guest at its end, until somebody changes it: the next one begins with that."""
+"""What the last test found on each guest at its end; the next test begins with it, unless it was changed on purpose."""
 
 
 def cluster() -> KernelCluster:

@@ -79,7 +79,7 @@ class StackCase(KernelCase):
         self.publish_file(name, Path(file))
 
     def publish_file(self, name: str, file: Path) -> None:
-        """Publish a file of the origin's, there: whoever publishes a file opens it."""
+        """Publish a file of the origin's, there: the program that publishes a file opens it."""
 
         def publish() -> None:
             try:
@@ -140,7 +140,7 @@ class StackCase(KernelCase):
             self.fail(f"{machine.name}: still not: {command}")
 
     def forget(self) -> None:
-        """Destroy all VMs, withdraw all images, and have every host let go of them."""
+        """Destroy all VMs, withdraw all images, and have every host remove them."""
         for machine in reversed(self.hosts):
             for vm in self.agent(machine).vms():
                 self.agent(machine).destroy(vm.name)

@@ -28,6 +28,9 @@ SIZE = 8 << 20
 SMALL = 2 << 20
 LINK = "/run/in-place"
 
+PAUSE = "5"
+"""Seconds for which the network pauses: longer than a parent may take to answer a read."""
+
 INDEX_IS_WRITTEN = """
 while now=$(cut -d. -f1 /proc/uptime) value=$(cat /sys/fs/bcache/*-*/cache0/btree_written); do
   [ "$value" = "$last" ] || { last=$value since=$now; }
@@ -56,7 +59,7 @@ NO_TIMEOUT = (
     f"mkdir -p {_PATIENT} && printf '[Service]\\nTimeoutStopSec=infinity\\n' > {_PATIENT}/patient.conf"
     " && systemctl daemon-reload"
 )
-"""Until the reboot a suspend may take as long as it takes on a slow machine; whoever powers that off limits it."""
+"""Until the reboot a suspend may take as long as a slow machine needs. The lab limits how long a power-off takes."""
 
 READ_WAITS = (
     "number=$(dmsetup info --columns --noheadings --separator : -o major,minor virtman-export-image)"
@@ -157,6 +160,52 @@ class InPlaceTest(StackCase):
         table = f"0 {SMALL // 512} linear {loop} 0"
         self.origin.run(["dmsetup", "create", name, "--uuid", f"LVM-{name}", "--table", table])
         self.addCleanup(self.origin.run, ["sh", "-c", f"! test -e /dev/mapper/{name} || dmsetup remove {name}"])
+
+
+class ParentsTest(StackCase):
+    """A parent or the network falls silent: reads wait, and none fails."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.parent, self.child = self.hosts[:2]
+
+    def reader(self, image: str) -> str:
+        """The path of a disk on a child of host-1, which has read nothing yet."""
+        self.publish(image, SMALL)
+        self.create(self.parent, f"vm-{image}", image)
+        path = self.create(self.child, f"reader-{image}", image)
+        self.wait_for("its child", lambda: self.states(image) == {"host-1": "active", "origin": "standby"})
+        return path
+
+    def states(self, image: str) -> dict[str, str]:
+        """The states of the child's parents."""
+        [found] = [one for one in self.agent(self.child).status().images if one.name == image]
+        return {path.host: path.state for path in found.paths}
+
+    def test_a_parent_that_hangs_or_is_cut_off_is_left_for_another(self) -> None:
+        export = "virtman-export-hangs"
+        for image, strike, mend in (
+            ("hangs", ["dmsetup", "suspend", export], ["dmsetup", "resume", export]),
+            ("silent", ["ip", "link", "set", "eth1", "down"], ["ip", "link", "set", "eth1", "up"]),
+        ):
+            path = self.reader(image)
+            self.addCleanup(self.parent.run, ["sh", "-c", f"{' '.join(mend)} || true"])
+            self.parent.run(strike)
+            self.read(self.child, path, image, SMALL)
+            self.assertEqual("active", self.states(image)["origin"])
+            self.parent.run(mend)
+
+    def test_a_network_that_pauses_costs_no_error_and_no_parent(self) -> None:
+        path = self.reader("pauses")
+        device = ["dev", "eth1", "root"]
+        self.addCleanup(self.child.run, ["sh", "-c", f"tc qdisc del {' '.join(device)} 2>&1 || true"])
+        self.child.run(["tc", "qdisc", "add", *device, "netem", "loss", "100%"])
+        reading = self.begin_reading(self.child, path, "pauses", SMALL)
+        self.child.run(["sleep", PAUSE])
+        self.assertIsNone(reading.poll(), "it waits")
+        self.child.run(["tc", "qdisc", "del", *device])
+        self.done_reading(reading)
+        self.assertNotIn("lost", self.states("pauses").values(), "Volt would give all hosts other parents")
 
 
 class CallersTest(StackCase):
