@@ -438,6 +438,16 @@ class ContentTest(StacksTest):
         self.assertEqual({first.image.key, second.image.key}, set(self.host.caches))
         self.assertEqual({Image("debian", 1 << 20, digest_of("later")).key}, self.host.open_caches)
 
+    def test_what_is_left_of_other_content_is_removed_before_the_image_is_attached_again(self) -> None:
+        self.attached()
+        self.host.failing = {"cache.close": TROUBLE}
+        self.assertRaises(DriverError, hosting.remove_if_idle, self.stacks, "debian")
+        self.host.failing = {}
+        self.volt.forget("debian")
+        self.volt.offer("debian", digest=digest_of("later"))
+        hosting.ensure(self.stacks, "debian")
+        self.scene.check(self)
+
 
 class AtOnceTest(StacksTest):
     """Two operations on one image, or one VM: the second begins in the middle of the first."""
