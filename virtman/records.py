@@ -396,7 +396,6 @@ class RecordStore(Generic[R]):
         if self._unreadable.get(name) != why:
             log.error("%s", why)
         self._unreadable[name] = why
-        self._records.pop(name, None)
 
     def get(self, name: str) -> R | None:
         """The record, or None. Raises StateDamaged."""

@@ -45,8 +45,9 @@ R = TypeVar("R", bound=Record)
 
 
 def damage(records: RecordStore[R], name: str, content: bytes = b"{") -> None:
-    """Write something into the file of a record, and have it read."""
+    """Have a record be what an agent finds that starts when something else is in the file."""
     records._path(name).write_bytes(content)
+    records._records.pop(name, None)
     records._load(name)
 
 
