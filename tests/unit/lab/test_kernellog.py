@@ -58,6 +58,7 @@ class TroublesTest(TestCase):
         for warning, is_false in (
             (WARNING.format(caller="flush_work"), False),
             (WARNING.format(caller="__cancel_work_timer"), True),
+            (WARNING.format(caller="__cancel_work_timer").replace("Call Trace", "WARNING: CPU: 1\nCall Trace"), False),
             (POWER_WORK_FLUSHED.format(work=power, caller="pm_runtime_remove"), True),
             (POWER_WORK_FLUSHED.format(work=power, caller="other"), False),
             (POWER_WORK_FLUSHED.format(work="events:scsi_evt_thread", caller="pm_runtime_remove"), False),
