@@ -16,7 +16,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-DIGEST_PATTERN = r"^[a-z][a-z0-9]{0,15}:[0-9A-Za-z]{1,128}$"
+DIGEST_PATTERN = r"^[a-z][a-z0-9-]{0,15}:[0-9A-Za-z]{1,128}$"
 ADDRESS_PATTERN = r"^[a-z][a-z0-9+.-]*:[!-~]+$"
 AGENT_PATTERN = r"^([0-9a-f]{32})?$"
 AGENT_HEADER = "Volt-Agent"
