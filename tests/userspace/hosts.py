@@ -94,21 +94,13 @@ class HostProcess:
         wait_until(self._listens, f"agent {self.name} answers; its log: {self._log}")
         return self.client()
 
-    def start_refused(self) -> str:
-        """Start an agent that has to end by itself, with an error. Returns what it said."""
-        process = self._spawn(None)
-        if process.wait(timeout=PATIENCE) == 0:
-            raise AssertionError(f"agent {self.name} ended well")
-        return self._log.read_text()
-
-    def _spawn(self, die_at: str | None) -> subprocess.Popen[bytes]:
+    def _spawn(self, die_at: str | None) -> None:
         self.notes.unlink(missing_ok=True)
         argv = [sys.executable, "-m", "tests.userspace.stepping_agent", self.name, str(self.state), str(self.run)]
         argv += [self._volt, str(self.notes), *([die_at] if die_at else [])]
         with self._log.open("ab") as log:
             environment = {**os.environ, "VIRTMAN_GROUP": self.group}
             self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
-        return self._process
 
     def _listens(self) -> bool:
         assert self._process is not None

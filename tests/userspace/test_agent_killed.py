@@ -176,19 +176,6 @@ class DiskKilledTest(KilledTestCase):
                 client.destroy(vm.name)
         self.assertEqual(["keeps-the-image"], [path.name for path in (self.h1.state / "snapshots").glob("[!.]*")])
 
-    def test_taking_a_snapshot(self) -> None:
-        def take(client: AgentClient) -> None:
-            client.take_snapshot("vm", "tri")
-
-        for client in self.killed_anywhere(take):
-            self.assert_holds(client, "vm", 3)
-            take(client)
-            self.write(client, 4)
-            self.assertEqual(["one", "two", "tri"], [one.name for one in client.snapshots("vm")])
-            for name, pattern in (("tri", 3), ("one", 1)):
-                client.revert("vm", name)
-                self.assert_holds(client, "vm", pattern)
-
     def test_going_back(self) -> None:
         def revert(client: AgentClient) -> None:
             client.revert("vm", "one")
@@ -198,18 +185,6 @@ class DiskKilledTest(KilledTestCase):
             revert(client)
             self.assert_holds(client, "vm", 1)
             self.assertEqual(["one"], [one.name for one in client.snapshots("vm") if one.current])
-
-    def test_forgetting_a_snapshot(self) -> None:
-        for client in self.killed_anywhere(lambda client: client.delete_snapshot("vm", "one")):
-            self.assertEqual(["two"], [one.name for one in client.snapshots("vm")])
-            self.assert_holds(client, "vm", 3)
-            client.revert("vm", "two")
-            self.assert_holds(client, "vm", 2)
-
-    def test_growing(self) -> None:
-        for client in self.killed_anywhere(lambda client: client.resize("vm", 16 << 20)):
-            self.assertEqual(16 << 20, client.vm("vm").disk.size)
-            self.assert_holds(client, "vm", 3)
 
     def test_cloning(self) -> None:
         for client in self.killed_anywhere(lambda client: client.clone("vm", ["new-1", "new-2"])):

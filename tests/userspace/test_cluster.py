@@ -101,27 +101,3 @@ class DaemonEndsTest(ClusterTestCase):
         client.repair()
         self.assertEqual(2 << 20, image_of(client).fetched_bytes)
         self.assert_same_content(Path(disk), self.file)
-
-
-class ManyAtOnceTest(ClusterTestCase):
-    def test_fifty_creates_of_five_images_make_one_daemon_per_image(self) -> None:
-        origin = self.origin.client()
-        for number in range(1, 5):
-            origin.publish(f"img{number}", self.image_file(f"i{number}", 1 << 20))
-        origin.publish("img0", self.file)  # one content under two names
-        [(host, client)] = self.hosts(1)
-        with ThreadPoolExecutor(50) as pool:
-            answers = list(pool.map(lambda n: client.create(f"vm{n % 45}", f"img{n % 5}"), range(50)))
-        self.assertEqual(45, len({answer.disk.path for answer in answers}), "five were asked for twice")
-        self.assertEqual(5, len(host.daemons()))
-        for disk in (client.create("vm", "img").disk, client.vm("vm0").disk):
-            self.assert_same_content(Path(disk.path), self.file)
-
-
-class SecondAgentTest(ClusterTestCase):
-    def test_a_second_agent_on_the_same_folders_does_not_start(self) -> None:
-        [(first, client)] = self.hosts(1)
-        second = HostProcess("second", self.folder, self.volt.url)
-        second.state, second.run = first.state, first.run
-        self.assertIn("another agent is running", second.start_refused())
-        client.status()

@@ -120,12 +120,3 @@ class GroupTest(ClusterTestCase):
         said = self.member(lambda client: client.export_vm("none", place / "file"))
         self.assertEqual("UnknownVm: vm 'none' is not on this host", said)
         self.assertEqual({"file.raw", "file.qcow2"}, {path.name for path in place.iterdir()})
-
-    def test_a_link_to_roots_file_is_not_published(self) -> None:
-        secret, link = self.folder / "secret", self.folder / "link"
-        secret.write_bytes(b"x" * MIB)
-        secret.chmod(0o600)
-        link.symlink_to(secret)
-        said = self.member(lambda client: client.publish("stolen", link))
-        self.assertEqual(f"BadImageFile: cannot read {link}: Permission denied", said)
-        self.assertEqual(["img"], [image.name for image in self.root.images()])

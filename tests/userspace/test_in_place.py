@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import grp
-import hashlib
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable
@@ -120,67 +118,8 @@ class FileInPlaceTest(InPlaceTestCase):
         argv = ["qemu-io", "-f", "qcow2", "-c", f"read {4 * MIB} 4k", child.vm("vm").disk.path]
         subprocess.run(argv, capture_output=True, check=True, timeout=2)
 
-    def test_what_is_missing_is_served_again_when_it_is_back(self) -> None:
-        place, aside = self.folder / "place", self.folder / "aside"
-        place.mkdir()
-        file = self.file.rename(place / "disk.raw")
-        origin, child = self.origin.start(), self.host("child").start()
-        digest = origin.publish_in_place("img", file).digest
-        child.create("vm", "img")
-        place.rename(aside)
-        self.await_trouble(self.origin, "cannot open")
-        place.mkdir()
-        (place / "disk.raw").write_bytes(bytes(8 * MIB))
-        self.await_trouble(self.origin, "is another file now")
-        (place / "disk.raw").unlink()
-        place.rmdir()
-        aside.rename(place)
-        self.await_served(self.origin)
-        self.assert_same_content(Path(child.vm("vm").disk.path), file)
-        self.assertEqual(digest, origin.images()[0].digest)
-
-    def test_an_agent_that_starts_again_leaves_the_daemon_alone(self) -> None:
-        self.origin.start().publish_in_place("img", self.file)
-        before = self.origin.daemons()
-        self.origin.kill()
-        self.origin.start().repair()
-        self.await_served(self.origin)
-        self.assertEqual(before, self.origin.daemons())
-
-
-class OriginsInPlaceTest(InPlaceTestCase):
-    def test_children_of_one_that_changed_read_from_the_other(self) -> None:
-        copy = self.folder / "copy.raw"
-        shutil.copyfile(self.file, copy)
-        second = self.host("second")
-        digest = self.origin.start().publish_in_place("img", self.file).digest
-        second.start().publish_in_place("img", copy, trust=digest)
-        child = self.host("child").start()
-        child.create("vm", "img")
-        with self.file.open("r+b") as file:
-            file.write(bytes(4096))
-        self.await_trouble(self.origin, "has changed since it was published")
-        self.assert_same_content(Path(child.vm("vm").disk.path), copy)
-        self.assertRaises(ImageExists, self.origin.client().publish_in_place, "img", self.file)
-        self.origin.client().unpublish("img")
-        self.assertEqual(["second"], child.images()[0].origins)
-
 
 class DigestTest(InPlaceTestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.sum = f"sha256:{hashlib.sha256(self.file.read_bytes()).hexdigest()}"
-
-    def test_what_proves_to_be_something_else_is_served_no_more(self) -> None:
-        wrong = f"sha256:{'0' * 64}"
-        self.origin.start().publish_in_place("img", self.file, trust=wrong, digest=True)
-        self.await_trouble(self.origin, f"holds {self.sum}, and not {wrong}")
-        self.origin.stop()
-        self.origin.start()
-        self.await_trouble(self.origin, f"holds {self.sum}, and not {wrong}")
-        self.origin.client().unpublish("img")
-        self.assertEqual([], self.origin.client().status().images)
-
     def test_an_agent_that_was_killed_meanwhile_begins_anew(self) -> None:
         os.truncate(self.file, 1 << 40)  # takes longer than the test
         self.origin.start().publish_in_place("img", self.file, digest=True)
@@ -219,14 +158,6 @@ class MembersTest(InPlaceTestCase):
                 return client.publish_in_place("img", file).digest
 
         return as_nobody(self, act, (grp.getgrnam(GROUP).gr_gid,))
-
-    def test_a_member_publishes_what_he_may_read_and_nothing_else(self) -> None:
-        self.file.chmod(0o600)
-        self.assertIn("Permission denied", self.publish(self.file))
-        self.file.chmod(0o644)
-        self.assertIn("id:", self.publish(self.file))
-        child = self.host("child").start()
-        self.assert_same_content(Path(child.create("vm", "img").disk.path), self.file)
 
     def test_a_member_cannot_lead_the_agent_to_another_file(self) -> None:
         secret = self.image_file("secret")

@@ -91,20 +91,6 @@ class WholeTest(StreamsTestCase):
                 client.revert("vm", name)
             self.assert_arrived()
 
-    def test_snapshots_whose_first_one_is_gone(self) -> None:
-        self.here.take_snapshot("vm", "root")
-        for number, name in enumerate(("left", "right")):
-            write(self.vm, 0x20 + number, number * MIB, MIB // 2)
-            self.here.take_snapshot("vm", name)
-            self.here.revert("vm", "root")
-        self.here.delete_snapshot("vm", "root")
-        self.receive(sent(self.here, with_snapshots=True))
-        self.assertEqual({"left": None, "right": None}, {one.name: one.parent for one in self.there.snapshots("vm")})
-        for name in ("left", "right"):
-            for client in (self.here, self.there):
-                client.revert("vm", name)
-            self.assert_arrived()
-
 
 class SinceTest(StreamsTestCase):
     def setUp(self) -> None:
@@ -119,50 +105,8 @@ class SinceTest(StreamsTestCase):
         self.receive(stream)
         self.assert_arrived()
 
-    def test_again_and_again_as_a_backup_does(self) -> None:
-        before = "first"
-        for number in range(3):
-            write(self.vm, 0x60 + number, number * MIB, 64 * KIB)
-            name = f"day-{number}"
-            self.here.take_snapshot("vm", name)
-            self.receive(sent(self.here, snapshot=name, since=before))
-            before = name
-            self.there.delete_snapshot("vm", "first" if number == 0 else f"day-{number - 1}")
-        self.here.revert("vm", before)
-        self.assert_arrived()
-
-    def test_a_stream_that_does_not_continue_the_disk_changes_nothing(self) -> None:
-        stream = sent(self.here, since="first")
-        before = (self.there.vm("vm"), self.there.snapshots("vm"))
-        write(self.there.vm("vm"), 0x99, 0, 512)
-        error = self.assertRaises(errors.StreamMisfit, self.receive, stream)
-        self.assertIn("has changed since snapshot 'first'", str(error))
-        self.assertEqual(before, (self.there.vm("vm"), self.there.snapshots("vm")))
-        self.there.revert("vm", "first")
-        self.receive(stream)
-        self.assert_arrived()
-        self.assertRaises(errors.StreamMisfit, self.receive, stream)
-        self.assert_arrived()
-
-    def test_a_stream_that_is_cut_leaves_the_disk_as_it_was(self) -> None:
-        self.here.take_snapshot("vm", "second")
-        write(self.vm, 0x56, 0, MIB)
-        stream = sent(self.here, since="first", with_snapshots=True)
-        before = (self.there.vm("vm"), self.there.snapshots("vm"))
-        for length in (*range(0, len(stream), 512 * KIB), len(stream) - 1):
-            self.assertRaises(errors.BadStream, self.receive, stream[:length])
-            self.assertEqual(before, (self.there.vm("vm"), self.there.snapshots("vm")), length)
-        self.receive(stream)
-        self.assert_arrived()
-
 
 class RefusedTest(StreamsTestCase):
-    def test_cut_anywhere(self) -> None:
-        stream = sent(self.here)
-        for length in (*range(0, len(stream), 64 * KIB), len(stream) - 1):
-            self.assert_refused(errors.BadStream, stream[:length], "cut off")
-        self.assert_nothing_left()
-
     def test_a_receiver_whose_disks_have_no_room(self) -> None:
         folder = self.other.state / "snapshots/.layers"
         if os.geteuid() != 0:
@@ -178,9 +122,6 @@ class RefusedTest(StreamsTestCase):
     def test_a_target_that_is_full(self) -> None:
         with Path("/dev/full").open("wb", buffering=0) as full:
             self.assertRaises(errors.NoRoom, self.here.send, "vm", full)
-        self.assert_arrived_after_all()
-
-    def assert_arrived_after_all(self) -> None:
         self.receive(sent(self.here))
         self.assert_arrived()
 

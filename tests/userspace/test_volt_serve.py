@@ -8,7 +8,6 @@ import socket
 import stat
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from testtools import TestCase
 
 from tests.patience import PATIENCE
 from tests.userspace.volt_process import VoltCase, run_volt
-from volt.client import HostState, NodeReport, NodeState
 from volt.errors import Unauthorized, VoltUnreachable
 
 
@@ -83,25 +81,6 @@ class Life(VoltCase):
             'volt_request_seconds_count{endpoint="/v1/hosts/<host>",method="PUT",status="200"} 4.0',
         ):
             self.assertIn(line, text)
-
-
-class Leases(VoltCase):
-    """Hosts that fall silent. The lease is long enough for a test that gets no processor for a while."""
-
-    options = ("--heartbeat", "0.1", "--lease", "3")
-
-    def test_a_silent_host_is_evicted_and_a_live_one_stays(self) -> None:
-        self.publish()
-        self.join("alive", "silent")
-        deadline = time.monotonic() + PATIENCE
-        while self.volt.image("image").nodes > 1:
-            self.assertTrue(time.monotonic() < deadline)
-            answer = self.volt.heartbeat("alive", [NodeReport(image="image", revision=0)])
-            time.sleep(answer.interval_s)
-        states = {host.name: host.state for host in self.volt.hosts()}
-        self.assertEqual((HostState.ALIVE, HostState.LOST), (states["alive"], states["silent"]))
-        self.assertEqual(NodeState.LOST, self.volt.tree("image").root.state)
-        self.assertEqual(["image"], self.volt.heartbeat("silent", [NodeReport(image="image", revision=1)]).absent)
 
 
 class Token(VoltCase):

@@ -206,6 +206,13 @@ class ReceiveTest(StreamsTest):
         self.assertEqual(self.source.host.disks["vm"].snapshots, self.target.host.disks["vm"].snapshots)
         self.assertEqual("now", self.writes())
 
+    def test_a_tree_whose_root_is_gone(self) -> None:
+        disks.drop(self.source.vms, "vm", "a")
+        receive(self.target, sent(self.source, all_of_them=True))
+        record, source = self.target.vms.record("vm"), self.source.vms.record("vm")
+        self.assertEqual(({None}, source.snapshots), ({each.parent for each in record.snapshots}, record.snapshots))
+        self.assertEqual(self.source.host.disks["vm"].snapshots, self.target.host.disks["vm"].snapshots)
+
     def test_a_snapshot_alone_is_where_the_disk_is(self) -> None:
         receive(self.target, sent(self.source, "b"))
         record = self.target.vms.record("vm")
