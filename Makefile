@@ -4,7 +4,6 @@
 # make test-whole   all tests: every step of each sweep, the long ones, and guests of Debian 13 too: hours. ENV=kernel as above
 # make test-13      the kernel environment of make test-whole in guests of Debian 13
 # make check        lint, unit and userspace tests, one boot: while you work
-# make defects      change the lines that differ from a commit in a copy, one by one, and see that unit tests notice; BASE=COMMIT
 # make lint         style and types only
 # make clean        remove what was built, installed Debian packages excepted
 
@@ -14,7 +13,6 @@ SUITE ?=
 ENV ?=
 RESULTS = build/results
 comma := ,
-BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || echo HEAD~1)
 
 # Run environments of tox ($(1): options that choose them) to their end, whatever fails, and say what came of them.
 define tests
@@ -24,7 +22,7 @@ define tests
 	.venv/bin/python -m tests.summary $(RESULTS)
 endef
 
-.PHONY: demo demo-kernel test test-whole test-13 check defects lint clean bootstrap
+.PHONY: demo demo-kernel test test-whole test-13 check lint clean bootstrap
 
 demo: bootstrap
 	.venv/bin/python -m lab.demo --hosts $(HOSTS) --vms $(VMS)
@@ -44,9 +42,6 @@ test-13: bootstrap
 
 check: bootstrap
 	$(call tests,--parallel 2 -e lint$(comma)unit$(comma)userspace$(comma)boot)
-
-defects: bootstrap
-	.venv/bin/python -m tests.mutants $(BASE)
 
 lint: bootstrap
 	.venv/bin/tox run -e lint

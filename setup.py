@@ -39,7 +39,7 @@ setup(
         "postgresql": ["psycopg[binary]>=3.1"],
         "test": ["coverage>=7.10", "hypothesis>=6.100", "pytest>=8.0", "testtools>=2.7"],
         # For tests on the machine itself, but not in guests.
-        "test-tools": ["cosmic-ray>=8.7,<9", "pytest-xdist>=3.5", "schemathesis>=4.0", "tox>=4.11"],
+        "test-tools": ["pytest-xdist>=3.5", "schemathesis>=4.0", "tox>=4.11"],
         "lint": ["import-linter>=2.0", "mypy>=1.10", "ruff>=0.5"],
     },
     entry_points={
