@@ -62,8 +62,7 @@ def attach(lab: KernelLab, images: int) -> None:
     [host] = lab.hosts
     for number in range(images):
         lab.publish(f"image-{number}", MIB)
-        with agent(host) as client:
-            client.create(f"vm-{number}", f"image-{number}")
+        agent(host).create(f"vm-{number}", f"image-{number}")
 
 
 def measure(images: int, seconds: float, leftovers: list[str]) -> dict[str, Any]:

@@ -142,8 +142,7 @@ def run(rounds: int, ways: Sequence[str], failures: list[str]) -> dict[str, Any]
     with kernel_lab("kernel_kill", HOSTS, SETTINGS_OF_VOLT, failures) as lab:
         lab.publish(IMAGE, len(kills) * BLOCKS_PER_ROUND * BLOCK)
         for host in lab.hosts:
-            with agent(host) as client:
-                client.create(VM, IMAGE)
+            agent(host).create(VM, IMAGE)
         try:
             for number, way in enumerate(kills):
                 done.append(kill_round(lab, way, number, len(kills)))

@@ -121,8 +121,7 @@ def run(rounds: int, failures: list[str]) -> list[dict[str, Any]]:
     with kernel_lab("kernel_pause", HOSTS, SETTINGS_OF_VOLT, failures) as lab:
         lab.publish(IMAGE, len(lengths) * BLOCKS_PER_ROUND * BLOCK)
         for host in lab.hosts:
-            with agent(host) as client:
-                client.create(VM, IMAGE)
+            agent(host).create(VM, IMAGE)
         try:
             before = parents_of(lab)
             for number, length in enumerate(lengths):

@@ -65,13 +65,13 @@ def measured(host: Machine, path: Path, requests: int, seed: int) -> dict[str, f
 def one_round(host: Machine, device: Path, requests: int, seed: int) -> dict[str, Any]:
     """Both ways, one after the other, with the same requests. Raises CommandFailed, Failed."""
     bare = measured(host, device, requests, seed)
-    with agent(host) as client:
-        # The path's links are the guest's: the agent there opens what it is told.
-        attached = Path(host.run(["virtman", "cache", "attach", str(device)]).strip())
-        host.run(["dd", f"if={attached}", "of=/dev/null", "bs=64k", "iflag=direct", "status=none"])
-        cached = measured(host, attached, requests, seed)
-        [found] = client.cached_devices()
-        client.detach_cached(attached)
+    client = agent(host)
+    # The path's links are the guest's: the agent there opens what it is told.
+    attached = Path(host.run(["virtman", "cache", "attach", str(device)]).strip())
+    host.run(["dd", f"if={attached}", "of=/dev/null", "bs=64k", "iflag=direct", "status=none"])
+    cached = measured(host, attached, requests, seed)
+    [found] = client.cached_devices()
+    client.detach_cached(attached)
     ratios = {kind: cached[kind] / bare[kind] for kind in KINDS}
     return {"bare_us": bare, "cached_us": cached, "ratios": ratios, "hits": found.hits, "misses": found.misses}
 

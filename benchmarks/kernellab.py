@@ -93,8 +93,7 @@ def result(process: subprocess.Popen[str], timeout: float) -> Any:
 
 def paths(machine: Machine, image: str) -> dict[str, str]:
     """The state of each parent of a guest, in order. Raises CommandFailed."""
-    with agent(machine) as client:
-        [status] = [each for each in client.status().images if each.name == image]
+    [status] = [each for each in agent(machine).status().images if each.name == image]
     return {path.host: path.state for path in status.paths}
 
 

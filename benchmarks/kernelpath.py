@@ -63,8 +63,7 @@ class Path:
         reader = self._lab.hosts[0]
         reader.run(["sh", "-c", f"head -c {LARGE.room} /dev/urandom > {BARE} && sync {BARE}"])
         for host in self._lab.hosts:
-            with agent(host) as client:
-                client.create(VM, IMAGE)
+            agent(host).create(VM, IMAGE)
         for level, host in enumerate(self._lab.hosts, start=1):
             above = self._above(level).name
             if usable_parents(host, IMAGE, 1, _READY_LIMIT)[0] != above:

@@ -183,8 +183,6 @@ class Cluster(Running):
             for found in pool.map(self._stop_host, reversed(list(self._hosts))):
                 errors += found
         errors += attempt(self.stop_volt)
-        for agent in self.agents:
-            agent.close()
         if self._volt_client is not None:
             self._volt_client.close()
         errors += self._remove_leftovers()

@@ -14,8 +14,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, ValidationError
@@ -63,18 +62,6 @@ class AgentClient:
         """``timeout``: seconds that one call may take. ``socket``: by default that of this user's agent."""
         self._socket = socket or places().socket
         self._timeout = timeout
-
-    def __enter__(self) -> Self:
-        """Use the client."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the client."""
-
-    def close(self) -> None:
-        """Nothing is open between two calls: each call closes its own connection."""
 
     # Images
 

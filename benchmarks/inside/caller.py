@@ -19,21 +19,21 @@ from virtman.client import AgentClient
 
 def main() -> None:
     """Answer until the input ends."""
-    with AgentClient() as agent:
-        agent.vms()
-        print("ready", flush=True)
-        for line in sys.stdin:
-            what, *words = json.loads(line)
-            began = time.monotonic()
-            if what == "create":
-                create(agent, *words)
-            elif what == "destroy":
-                agent.destroy(*words)
-            else:
-                agent.gc()
-            seconds = time.monotonic() - began
-            images = [] if what == "create" else [image.name for image in agent.status().images]
-            print(json.dumps({"seconds": seconds, "images": images}), flush=True)
+    agent = AgentClient()
+    agent.vms()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        what, *words = json.loads(line)
+        began = time.monotonic()
+        if what == "create":
+            create(agent, *words)
+        elif what == "destroy":
+            agent.destroy(*words)
+        else:
+            agent.gc()
+        seconds = time.monotonic() - began
+        images = [] if what == "create" else [image.name for image in agent.status().images]
+        print(json.dumps({"seconds": seconds, "images": images}), flush=True)
 
 
 def create(agent: AgentClient, vm: str, image: str, number: int) -> None:

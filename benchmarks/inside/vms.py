@@ -34,8 +34,8 @@ def forget(agent: AgentClient, vms: list[str]) -> list[str]:
 
 def main(what: str, *words: str) -> None:
     """Do it."""
-    with AgentClient() as agent:
-        disks = create(agent, words[0], list(words[1:])) if what == "create" else forget(agent, list(words))
+    agent = AgentClient()
+    disks = create(agent, words[0], list(words[1:])) if what == "create" else forget(agent, list(words))
     print(json.dumps(disks))
 
 

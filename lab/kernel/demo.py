@@ -167,7 +167,7 @@ def measure(folder: Path, hosts: int, suite: str) -> dict[str, Any]:
         cluster = stack.enter_context(KernelCluster(folder, hosts, suite=suite))
         view.phase("starting Volt and the agents")
         Services(cluster.machines).start()
-        agents = {name: stack.enter_context(agent(machine)) for name, machine in cluster.machines.items()}
+        agents = {name: agent(machine) for name, machine in cluster.machines.items()}
         figures = {"hosts": hosts, **Demo(cluster, agents, tiny, view).run()}
         view.phase("stopping everything")
     return figures

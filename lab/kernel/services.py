@@ -73,5 +73,5 @@ class Services:
 
 
 def agent(machine: Machine) -> AgentClient:
-    """A guest's agent, to be closed; without the time that a command line takes to start under emulation."""
+    """A guest's agent; without the time that a command line takes to start under emulation."""
     return AgentClient(machine.forward(AGENT_SOCKET))

@@ -40,8 +40,7 @@ def agent_of(node: str) -> Iterator[AgentClient]:
     from virtman.errors import VirtmanError
 
     try:
-        with AgentClient(socket_of(node), timeout=CONF.virtman.agent_timeout) as client:
-            yield client
+        yield AgentClient(socket_of(node), timeout=CONF.virtman.agent_timeout)
     except VirtmanError as error:
         raise (BaseUnavailable if is_of_base(error) else AgentRefused)(reason=str(error)) from error
 

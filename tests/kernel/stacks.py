@@ -16,7 +16,6 @@ from lab.kernel.machine import COMMAND_TIMEOUT, Machine
 from lab.kernel.services import Services, agent
 from lab.process import attempts
 from tests.kernel.machines import FAILED_PATH, KernelCase, changed_on_purpose, cluster
-from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, CoordinatorDown
 
 T = TypeVar("T")
@@ -62,6 +61,7 @@ def patiently(act: Callable[[], T]) -> T:
 class StackCase(KernelCase):
     """A test that publishes images and makes VMs. Afterwards all is removed by the commands for it; nothing is left."""
 
+    agent = staticmethod(agent)
     forgiven: tuple[str, ...] = FAILED_PATH
 
     def setUp(self) -> None:
@@ -90,12 +90,6 @@ class StackCase(KernelCase):
                 raise
 
         patiently(publish)
-
-    def agent(self, machine: Machine) -> AgentClient:
-        """A guest's agent."""
-        client = agent(machine)
-        self.addCleanup(client.close)
-        return client
 
     def create(self, machine: Machine, vm: str, image: str, size: int | None = None) -> str:
         """Make a VM's disk and return its path."""

@@ -83,9 +83,7 @@ class CachedTest(ComputesTest):
         self.addCleanup(agent.stop)
         self.socket = run_folder / "agent.sock"
         serve_agent(self, create_app(agent), self.socket)
-        client = AgentClient(self.socket)
-        self.addCleanup(client.close)
-        return client
+        return AgentClient(self.socket)
 
     def device(self) -> str:
         """A volume that is a block device of this machine."""

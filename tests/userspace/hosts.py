@@ -85,7 +85,6 @@ class HostProcess:
         """Whose members may call the agent."""
         self._log = folder / f"{name}.log"
         self._volt = volt
-        self._clients: list[AgentClient] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, die_at: str | None = None) -> AgentClient:
@@ -114,9 +113,7 @@ class HostProcess:
 
     def client(self) -> AgentClient:
         """A client of the agent."""
-        client = AgentClient(self.run / "agent.sock", timeout=PATIENCE)
-        self._clients.append(client)
-        return client
+        return AgentClient(self.run / "agent.sock", timeout=PATIENCE)
 
     def kill(self) -> None:
         """SIGKILL to the agent, and to nothing else."""
@@ -172,8 +169,6 @@ class HostProcess:
 
     def tear_down(self) -> None:
         """Kill all that this host has started."""
-        for client in self._clients:
-            client.close()
         self.kill()
         self.kill_daemons()
 

@@ -28,8 +28,7 @@ class GroupTest(ClusterTestCase):
         """What a call of the agent comes to that a member makes."""
 
         def call() -> object:
-            with AgentClient(self.h1.run / "agent.sock") as client:
-                return act(client)
+            return act(AgentClient(self.h1.run / "agent.sock"))
 
         return as_nobody(self, call, (self.gid,))
 

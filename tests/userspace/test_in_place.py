@@ -154,8 +154,7 @@ class MembersTest(InPlaceTestCase):
         """What a member's call comes to."""
 
         def act() -> object:
-            with AgentClient(self.origin.run / "agent.sock") as client:
-                return client.publish_in_place("img", file).digest
+            return AgentClient(self.origin.run / "agent.sock").publish_in_place("img", file).digest
 
         return as_nobody(self, act, (grp.getgrnam(GROUP).gr_gid,))
 
@@ -189,7 +188,8 @@ class MembersTest(InPlaceTestCase):
         """What a member is told who passes his own file, and says another path."""
 
         def act() -> object:
-            with AgentClient(self.origin.run / "agent.sock") as client, fdpassing.opened(self.file) as fd:
+            client = AgentClient(self.origin.run / "agent.sock")
+            with fdpassing.opened(self.file) as fd:
                 body = {"file": str(path), "passed": True}
                 passing = partial(fdpassing.pass_to, fd=fd)
                 return client._follow(calls.PUBLISH_IN_PLACE, body, on_pipe=passing, image="img")

@@ -238,7 +238,6 @@ class CallerTest(StreamsTestCase):
     def test_a_source_may_say_nothing_for_longer_than_a_call_may_take(self) -> None:
         stream = sent(self.here)
         hasty = AgentClient(self.other.run / "agent.sock", timeout=0.2)
-        self.addCleanup(hasty.close)
 
         class Late(io.BytesIO):
             def read(self, size: int | None = -1) -> bytes:
