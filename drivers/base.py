@@ -1,6 +1,6 @@
 """The contract between the agent and its drivers.
 
-A stack is attach -> cache -> export, one per image and host; a snapshot gives one VM a disk on top of it. Every call is
+A stack is attach -> cache -> export, one per image and host; a VM disk lies on top of it. Every call is
 idempotent: asking twice is asking once, and removing what is not there is fine. Calls for one image are serialised by
 the agent; calls for different images run in parallel, so drivers keep no state that is shared between images without a
 lock.
@@ -287,7 +287,7 @@ class ExportDriver(Protocol):
         """
 
     def local(self, image: Image) -> Device:
-        """What this host's own snapshots are made on: the same data that children get."""
+        """What VM disks of this host are made on: the same data that children get."""
 
     def serving(self, image: str) -> bool:
         """Whether the image is being served at this moment."""

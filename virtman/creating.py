@@ -34,7 +34,8 @@ def create(vms: Vms, name: str, image: str, size: int | None) -> Path:
     """A writable disk for a VM, of ``size`` bytes or the image's size. Returns its path.
 
     Asked again with the same image and size, it returns the existing disk. Raises VmExists, BadSize, UnknownImage,
-    CoordinatorDown, DriverError, NoRoom; after an error nothing is left.
+    CoordinatorDown, DriverError, NoRoom; after an error nothing is left, or, if the log says so, the rest is removed
+    later.
     """
     with vms.holding(name):
         return create_held(vms, name, image, size)
@@ -108,7 +109,7 @@ def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, mov
         stack = hosting.ensure(vms.images, record.image, moving=moving)
         vms.step("create:attached")
         made = make(stack)
-        vms.step("create:snapshot")
+        vms.step("create:disk")
         vms.settle(record, size=made.disk.size, snapshots=made.snapshots, current=made.current)
         vms.step("create:done")
         return made.disk

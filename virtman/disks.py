@@ -112,14 +112,14 @@ def _take(vms: Vms, record: VmRecord) -> Snapshot:
     _require_snapshots(vms, record, name)
     with vms.running(record) as running, _frozen(running) as state:
         disk = vms.vmdisks.take(record.name, name, running)
-        vms.step("take:taken")
+        vms.step("take-snapshot:taken")
     vms.follow(record)
     snapshot = Snapshot(
         name=name, parent=record.current, size=disk.size, taken=vms.clock(), temporary=temporary,
         state=OFF if vms.user(record).boot is not None and running is None else state, id=secrets.token_hex(16),
     )  # fmt: skip
     vms.settle(record, snapshots=(*record.snapshots, snapshot), current=record.current if temporary else name)
-    vms.step("take:done")
+    vms.step("take-snapshot:done")
     return snapshot
 
 
@@ -198,7 +198,7 @@ def _drop(vms: Vms, record: VmRecord) -> None:
     name = record.argument("snapshot")
     _free(vms, record, name)
     vms.records.put(record.name, record.without(name).settled(untidy=None))
-    vms.step("drop:done")
+    vms.step("delete-snapshot:done")
 
 
 def _finish_drop(vms: Vms, record: VmRecord) -> None:
@@ -227,7 +227,7 @@ def _free(vms: Vms, record: VmRecord, name: str) -> None:
     _require_snapshots(vms, record, name)
     with vms.running(record) as running:
         vms.vmdisks.drop(record.name, name, running)
-    vms.step("drop:dropped")
+    vms.step("delete-snapshot:dropped")
     vms.follow(record)
 
 

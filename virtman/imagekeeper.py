@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 
 USED_CHECK, IDLE_CHECK = 4.0, 30.0
 """Seconds at least between checks, which come with a heartbeat: of an image that VMs or children of this host use, and
-of an image that nobody uses. A check asks whether the image is served, and what its cache holds. An image in place is
-checked with each heartbeat. Drivers tell at once of processes that end (drivers/base.py, Died)."""
+of an image that nobody uses. A check compares an image in place with its record, reads the figures of the cache, and
+looks for a better parent. An image in place is checked with each heartbeat. Drivers tell at once of processes that end
+(drivers/base.py, Died)."""
 
 IMAGE, CONTENT = "image ", "content of "
 """Keys: a stack, and the digest of an image in place. A name follows."""
@@ -97,7 +98,7 @@ class ImageKeeper:
         name = record.name
         if record.leaving:
             return None
-        pool = Pool.LONG if record.in_place is None else Pool.PLACE  # the storage of one in place may not answer
+        pool = Pool.LONG if record.in_place is None else Pool.STORAGE  # the storage of one in place may not answer
         restore = partial(serving.restore, self._stacks, name)
         if record.operation is not None:
             return Job("repair", restore, Pool.VOLT)
@@ -173,7 +174,7 @@ class ImageKeeper:
         if record.role is Role.HOST and record.steady:
             try:
                 self._stats[record.name] = self._stacks.source.held(record.image)
-            except (DriverError, OSError) as error:  # the kernel may be taking it away, or its disk may be dying
+            except DriverError as error:  # the kernel may be taking it away, or its disk may be dying
                 log.info("image %s: its cache cannot be inspected now: %s", record.name, error)
         return self.stats(record.name)
 

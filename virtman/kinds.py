@@ -1,4 +1,4 @@
-"""Every kind of operation of a stack, and of a VM, by name."""
+"""Every kind of operation of a stack, and of a VM, by name. Those of devices are in devices.py."""
 
 from __future__ import annotations
 

@@ -582,8 +582,10 @@ class Status(Model):
 
     ``strays``: disks without a record; ``damaged``: why records cannot be read, by ``vm NAME``, ``image NAME`` or
     ``device NAME``; ``deaths``: threads of the agent that died;
-    ``troubles``: errors of operations that are tried again, by object ("image debian"); ``suspended``: nothing is
-    served or checked until the agent is started again.
+    ``troubles``: errors of jobs that are tried again, by key: ``image NAME``, ``content of NAME`` (the digest of an
+    image in place), ``place of NAME`` (in Volt's tree), ``lost parents of NAME``, ``children of NAME``, ``vm NAME``,
+    ``device NAME``, ``volume PATH``, ``Volt`` and others; ``suspended``: nothing is served or checked until the agent
+    is started again.
     """
 
     host: str

@@ -240,11 +240,12 @@ class Role(StrEnum):
 
 
 ATTACH, PUBLISH, DETACH = "attach", "publish", "detach"
-"""Operations of a stack. ``ATTACH`` is undone after a crash; ``PUBLISH`` and ``DETACH`` are finished."""
+"""Operations of a stack. A crash undoes ``ATTACH``. ``PUBLISH`` and ``DETACH`` are finished, but a refused ``PUBLISH``
+is undone."""
 
 REMOVED, SERVED = "removed", "served"
-"""How far a ``DETACH`` is: nothing is left on this host, but Volt has not been told yet. How far a ``PUBLISH`` is: Volt
-may have been told."""
+"""``REMOVED``: the stack that is detached is gone, and Volt does not know. ``SERVED``: Volt may know the image that is
+published."""
 
 
 FILE, DEVICE = "file", "device"
@@ -278,7 +279,7 @@ class InPlace(Part):
 
 
 class ImageRecord(Record):
-    """One image's stack. ``size`` and ``digest`` are unknown (None) until Volt told them.
+    """One image's stack. On a host that is no origin ``size`` and ``digest`` are None until Volt told them.
 
     ``in_place``: what an origin serves that has no copy in its store.
     ``given_up``: this host is to be its origin no more, as was asked for; it is served while VMs of this host read it.
@@ -330,7 +331,8 @@ class ImageRecord(Record):
 
 
 ATTACH_DEVICE, DETACH_DEVICE = "attach device", "detach device"
-"""Operations of a device that is read through the cache. The first is undone after a crash, the second finished."""
+"""Operations of a device that is read through the cache. A crash undoes the first. The second is finished, unless
+a program has the device open."""
 
 
 class DeviceRecord(Record):

@@ -32,7 +32,7 @@ class Stacks:
     """``source`` serves the images, ``store`` has the published copies, ``vms`` has the records of VMs.
 
     ``changed`` is called when Volt should hear of a change soon; ``released`` with the name of an image when an
-    operation on the image or a copy of it has ended, or a VM of it is gone.
+    operation on the image has ended, or a copying of the image, or a VM of the image is gone.
     """
 
     def __init__(

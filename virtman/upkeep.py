@@ -85,7 +85,7 @@ class Upkeep:
         """Have everything compared with its record now, and wait until what can be done is done.
 
         Returns the names of the VMs, images, devices and orphans that something was done for. Raises RepairIncomplete
-        with every error, but for those of Volt and of images in place: a repair cannot end these.
+        with every error, but for those of places in Volt's trees, and of images in place: a repair cannot end these.
         """
         before = self._needy()
         self._take_over()

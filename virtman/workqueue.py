@@ -46,7 +46,7 @@ class Pool(StrEnum):
     """Whose threads do a job.
 
     ``LONG``: may take seconds on this host; ``VOLT``: may ask Volt; ``CHILDREN``: admits children, which waits while
-    their image is being published; ``SLOW``: may take hours, one after the other; ``PLACE``: uses an image in place,
+    their image is being published; ``SLOW``: may take hours, one after the other; ``STORAGE``: uses an image in place,
     whose storage may not answer.
     """
 
@@ -54,10 +54,10 @@ class Pool(StrEnum):
     VOLT = "volt"
     CHILDREN = "children"
     SLOW = "slow"
-    PLACE = "place"
+    STORAGE = "storage"
 
 
-THREADS = {Pool.LONG: 16, Pool.VOLT: 8, Pool.CHILDREN: 8, Pool.SLOW: 1, Pool.PLACE: 8}
+THREADS = {Pool.LONG: 16, Pool.VOLT: 8, Pool.CHILDREN: 8, Pool.SLOW: 1, Pool.STORAGE: 8}
 PLANNERS = 8
 """Threads that make plans. So does a thread that has just done a job of the key."""
 
@@ -77,7 +77,7 @@ class Job:
 
 
 BUSY = Job("wait", lambda: None)
-"""What ``plan`` gives for a key on which a caller works: that caller wakes the key at the end."""
+"""What ``plan`` gives if nothing can be done now. The end of the call, or the next heartbeat, wakes the key."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class _Entry:
     again: bool = False
     """The key was woken while it ran."""
     asked: dict[str, bool] = field(default_factory=dict)
-    """Jobs that were asked for and have not succeeded since; whether that was since the last one began."""
+    """Jobs that were asked for, by name. True: asked again since the job last began."""
     job: Job | None = None
     """What waits for a thread of its pool, or is done by one."""
     not_before: float = 0.0

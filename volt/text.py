@@ -9,7 +9,7 @@ UNITS = "KMGTPE"
 
 
 def size_text(size: int | None) -> str:
-    """A number of bytes, rounded to one place after the snapshot: 40G, 1.5G, 512B; a dash for none."""
+    """A number of bytes, rounded to one place after the point: 40G, 1.5G, 512B; a dash for none."""
     if size is None:
         return "-"
     value, unit = float(size), "B"

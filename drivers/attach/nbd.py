@@ -1,6 +1,6 @@
 """Reach parents over NBD on unix sockets.
 
-The storage daemon opens its parent by a symlink, which this driver snapshots at one parent after another. QEMU's NBD
+The storage daemon opens its parent by a symlink, which this driver points at one parent after another. QEMU's NBD
 client holds its requests when the connection breaks, and connects again by the same path: at once, then after 1, 2, 4,
 8, 16 s.
 
@@ -220,7 +220,7 @@ class _Route:
         self._parent = self._resume() or _first_listening(self._sockets) or next(iter(self._sockets))
         self._held = {self._parent}
         """The parents that a daemon may hold on to: more than one after a move that failed."""
-        self._snapshot(self._sockets[self._parent], self._generation)
+        self._point(self._sockets[self._parent], self._generation)
         self._stopped = threading.Event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = Watch(f"parent-of-{image.name}", self._watch, self._stopped)
@@ -310,13 +310,13 @@ class _Route:
         held_elsewhere = not self._held <= {parent}
         generation = self._generation + held_elsewhere
         self._held |= {parent}
-        self._snapshot(path, generation)
+        self._point(path, generation)
         if parent != self._parent:
             log.info("image %s: reads from parent %s now, not %s", self._image.name, parent.host, self._parent.host)
         self._generation, self._parent, self._held = generation, parent, {parent}
         return held_elsewhere
 
-    def _snapshot(self, target: Path, newest: int) -> None:
+    def _point(self, target: Path, newest: int) -> None:
         """Snapshot the symlinks of all generations at ``target``, each in one step.
 
         The newest first: if the next one fails, who starts anew still sees that a generation has begun.
@@ -331,7 +331,7 @@ class _Route:
 
     def _watch(self) -> None:
         with self._lock:  # if this thread has died in the waiting room, the route still leads there
-            self._snapshot(self._sockets[self._parent], self._generation)
+            self._point(self._sockets[self._parent], self._generation)
         while not self._stopped.is_set():
             with self._lock:
                 parent, path = self._parent, self._sockets[self._parent]
@@ -462,7 +462,7 @@ class _Route:
     def _lead(self, room: Path) -> int:
         """Lead the route to the waiting room. Returns which list of parents it leads away from."""
         with self._lock:
-            self._snapshot(room, self._generation)
+            self._point(room, self._generation)
             return self._revision
 
     @contextlib.contextmanager

@@ -155,8 +155,8 @@ class LioExport:
                 _remove_disk(image.name, found)
             with _block_device(path) as source:
                 number = devmapper.number(source)
-                self._snapshot(_FOR_VMS, image, number)
-                served = self._snapshot(_FOR_CHILDREN, image, number)
+                self._map_to(_FOR_VMS, image, number)
+                served = self._map_to(_FOR_CHILDREN, image, number)
             disk = _disk(image.name) or self._make_disk(image, served)
             group = self._group(image.name)
             self._plug_in(group, disk)
@@ -289,8 +289,8 @@ class LioExport:
                 portal.delete()  # its sessions stay until the children have heard of the new one
         return group
 
-    def _snapshot(self, prefix: str, image: Image, number: str) -> Path:
-        """One of the image's maps, reading by a block device, given by its number."""
+    def _map_to(self, prefix: str, image: Image, number: str) -> Path:
+        """Make one of the image's maps, or have it read by another block device, given by its number."""
         name = prefix + image.name
         table = [_table(image.size // SECTOR, number)]
         if devmapper.exists(name) and _unlike(name, number):

@@ -245,7 +245,7 @@ class CrashTest(KillCase):
     def test_agent_killed_while_it_creates_destroys_and_lets_go_leaves_nothing_half_made(self) -> None:
         self.publish("image", SMALL)
         host = self.hosts[0]
-        for step in ("attach:cached", "create:snapshot"):
+        for step in ("attach:cached", "create:disk"):
             self.kill_at(host, step, lambda: self.create(host, "vm", "image"))
             self.assert_nothing_half_made(host)
         self.read(host, self.create(host, "vm", "image"), "image", SMALL)

@@ -23,7 +23,10 @@ VOLUME_TROUBLE = {"failed": "has failed", "missing": "is missing"}
 
 @options.command()
 def status(client: AgentClient) -> Answer:
-    """Show this host's images with their paths, bytes fetched and cache hits."""
+    """Show this host's images, its link to Volt, its devices, and all that fails and why.
+
+    Troubles go to standard error, and the exit code is 0 even then.
+    """
     answer = client.status()
     return Answer(answer, partial(_print_status, answer))
 

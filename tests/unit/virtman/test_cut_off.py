@@ -332,7 +332,7 @@ class DiskCutOffTest(CutOff):
             self.assertEqual(("one", 1 << 30), scene.host.disks["vm"].snapshots["one"])
 
         moments = self.cut_everywhere(with_snapshots, lambda scene: disks.take(scene.vms, "vm", "tri"), all_or_nothing)
-        self.assertTrue({"after machines.freeze", "take:taken"} <= set(moments), str(moments))
+        self.assertTrue({"after machines.freeze", "take-snapshot:taken"} <= set(moments), str(moments))
 
     def test_going_back_is_finished(self) -> None:
         def then_or_now(scene: Scene) -> None:
@@ -348,7 +348,7 @@ class DiskCutOffTest(CutOff):
             self.assertEqual("now", scene.host.disks["vm"].writes)
 
         moments = self.cut_everywhere(with_snapshots, lambda scene: disks.drop(scene.vms, "vm", "one"), gone_or_there)
-        self.assertIn("drop:dropped", moments)
+        self.assertIn("delete-snapshot:dropped", moments)
 
     def test_a_disk_has_the_new_size_or_the_old_one(self) -> None:
         def grown_or_not(scene: Scene) -> None:
@@ -371,4 +371,4 @@ class DiskCutOffTest(CutOff):
         moments = self.cut_everywhere(
             with_snapshots, lambda scene: creating.clone(scene.vms, "vm", ["new-1", "new-2"]), whole
         )
-        self.assertTrue({"take:done", "within snapshot.clone", "drop:dropped"} <= set(moments), str(moments))
+        self.assertTrue({"take-snapshot:done", "within snapshot.clone", "delete-snapshot:dropped"} <= set(moments), str(moments))

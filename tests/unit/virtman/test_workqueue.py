@@ -128,7 +128,7 @@ class OrderTest(WorkQueueTest):
         self.assertTrue(looked.wait(PATIENCE))
 
     def test_work_never_waits_for_that_of_another_kind(self) -> None:
-        for pool, other in ((Pool.LONG, Pool.PLACE), (Pool.LONG, Pool.VOLT), (Pool.VOLT, Pool.LONG)):
+        for pool, other in ((Pool.LONG, Pool.STORAGE), (Pool.LONG, Pool.VOLT), (Pool.VOLT, Pool.LONG)):
             # Keys of their own each time: what the threads still do for the last ones' keys is none of this work.
             keys = [f"{pool}-beside-{other}-{number}" for number in range(sum(THREADS.values()))]
             waiting = [self.give(key, None, pool=pool) for key in keys]
