@@ -43,14 +43,6 @@ class ConnectTest(RouteCase):
         self.assertEqual([LOST, ACTIVE], self.h.states(self.image))
         self.assertEqual(self.b.socket(self.image), self.route())
 
-    def test_without_a_living_parent_the_first_is_looked_for(self) -> None:
-        for origin in (self.a, self.b):
-            origin.export.withdraw("img")
-        self.h.attach.connect(self.image, self.parents(self.a, self.b))
-        self.until_states(LOST, LOST)
-        self.b.serve_file(self.image, self.file)
-        self.until_states(LOST, ACTIVE)
-
     def test_parent_that_listens_but_does_not_greet_is_waited_for(self) -> None:
         self.a.export.withdraw("img")
         self.a.export.reserve("img")
@@ -204,16 +196,6 @@ class OtherContentTest(RouteCase):
         self.assert_same(uri, self.file)
         self.h.serve_file(self.successor, self.other)
         self.assertRaises(subprocess.CalledProcessError, subprocess.check_output, ["qemu-img", "info", uri])
-
-    def test_both_contents_are_kept_apart_by_caches(self) -> None:
-        self.h.join(self.image, [self.a])
-        self.assert_same(self.h.uri(self.image), self.file)
-        self.h.export.withdraw("img")
-        self.h.attach.disconnect("img")
-        self.a.serve_file(self.successor, self.other)
-        self.h.join(self.successor, [self.a])
-        self.assert_same(self.h.uri(self.successor), self.other)
-        self.assertEqual({self.image.key, self.successor.key}, self.h.cache.existing())
 
 
 class RestartTest(RouteCase):

@@ -140,37 +140,28 @@ class DamageTest(CacheCase):
         self.h.join(self.image, [self.up])
         self.fill()
 
-    def test_garbage_is_thrown_away(self) -> None:
-        self.cache_file.write_bytes(b"garbage" * 1000)
-        self.assert_thrown_away()
+    def test_it_is_thrown_away(self) -> None:
+        of_size, elsewhere = str(self.image.size), f"data_file={self.root}/elsewhere"
+        for damage in (
+            lambda: self.cache_file.write_bytes(b"garbage" * 1000),
+            lambda: os.truncate(self.cache_file, self.cache_file.stat().st_size // 2),
+            lambda: self.make(str(MIB)),
+            lambda: self.make(of_size, "-b", str(self.file), "-F", "raw"),
+            lambda: self.make(of_size, "-o", elsewhere),
+            self.mark_corrupt,
+        ):
+            damage()
+            self.assert_thrown_away()
+            self.stop()
 
-    def test_truncated_file_is_thrown_away(self) -> None:
-        os.truncate(self.cache_file, self.cache_file.stat().st_size // 2)
-        self.assert_thrown_away()
-
-    def test_file_of_another_size_is_thrown_away(self) -> None:
-        self.make("qemu-img", "create", "-f", "qcow2", str(self.cache_file), str(MIB))
-        self.assert_thrown_away()
-
-    def test_file_that_refers_to_another_file_is_thrown_away(self) -> None:
-        size = str(self.image.size)
-        self.make("qemu-img", "create", "-f", "qcow2", "-b", str(self.file), "-F", "raw", str(self.cache_file), size)
-        self.assert_thrown_away()
-
-    def test_file_with_its_data_elsewhere_is_thrown_away(self) -> None:
-        elsewhere = f"data_file={self.root}/elsewhere"
-        size = str(self.image.size)
-        self.make("qemu-img", "create", "-f", "qcow2", "-o", elsewhere, str(self.cache_file), size)
-        self.assert_thrown_away()
-
-    def test_file_marked_corrupt_is_thrown_away(self) -> None:
+    def mark_corrupt(self) -> None:
         with self.cache_file.open("r+b") as file:
             file.seek(79)  # the lowest byte of incompatible_features
             file.write(b"\x02")
-        self.assert_thrown_away()
 
-    def make(self, *argv: str) -> None:
+    def make(self, size: str, *options: str) -> None:
         self.cache_file.unlink()
+        argv = ["qemu-img", "create", "-f", "qcow2", *options, str(self.cache_file), size]
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
 

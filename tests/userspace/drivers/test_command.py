@@ -39,10 +39,6 @@ def lives(pid: int) -> bool:
 
 
 class CommandTest(testtools.TestCase):
-    def test_both_outputs_are_captured(self) -> None:
-        output = run(["sh", "-c", "echo out; echo err >&2"])
-        self.assertEqual(("out\n", "err\n"), (output.stdout, output.stderr))
-
     def test_messages_are_not_translated_on_a_host_that_speaks_another_language(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             messages = Path(folder, "de", "LC_MESSAGES")

@@ -18,14 +18,6 @@ PER_REPLY = 64
 """Bytes of NBD headers per reply, at most: structured replies of one or two chunks."""
 
 
-class ChainTest(HostCase):
-    def test_four_levels_give_every_byte(self) -> None:
-        image, file, hosts = self.chain(4, 16 * MIB)
-        self.assert_same(hosts[-1].uri(image), file)
-        for host in hosts[1:]:
-            self.assertEqual(image.size, host.held(image))
-
-
 class NoParentTest(HostCase):
     """Hosts that start again, as after a reboot, with nobody above them."""
 
@@ -100,17 +92,6 @@ class OneFetchTest(HostCase):
 
 
 class CutThroughTest(HostCase):
-    def test_child_attaches_before_its_parent_is_published(self) -> None:
-        image, file = self.make_image()
-        origin, host = self.hosts(2)
-        origin.export.reserve(image.name)
-        with ThreadPoolExecutor() as pool:
-            joining = pool.submit(host.join, image, [origin])
-            until(lambda: image.name in host.export.existing())
-            origin.serve_file(image, file)
-            joining.result(PATIENCE)
-        self.assert_same(host.uri(image), file)
-
     def test_chain_started_from_its_end_is_ready_once_its_beginning_is(self) -> None:
         image, file = self.make_image(MIB)
         hosts = self.hosts(21)
