@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from testtools.matchers import Contains, MatchesRegex
+from testtools.matchers import Contains
 
 from drivers.digests import PIECES, Sum
 from drivers.errors import DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, HIT_BYTES, Host, unnoticed
+from tests.doubles.drivers import BYTES_PER_FETCH, Host, unnoticed
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
@@ -23,7 +23,6 @@ from virtman.errors import (
     HostTaken,
     HypervisorError,
     ImageExists,
-    ImageInUse,
     RepairIncomplete,
     Suspended,
     UnknownImage,
@@ -57,13 +56,6 @@ class AgentTest(SiteCase):
 
 
 class LifeTest(AgentTest):
-    def test_it_registers_and_connects(self) -> None:
-        self.assertEqual({"here": "unix:///run/virtman/serve"}, self.volt.hosts)
-        self.assertEqual(
-            models.VoltStatus(url=self.site.config.volt, connected=True, trouble=None),
-            self.agent.overview.status().volt,
-        )
-
     def test_a_second_agent_on_the_same_folders_is_refused(self) -> None:
         self.assertRaises(ConfigError, Agent, self.site.config)
 
@@ -91,10 +83,6 @@ class LifeTest(AgentTest):
         self.assertFalse(self.agent.overview.status().volt.connected)
         self.assertThat(self.agent.overview.status().volt.trouble, Contains("store does not answer"))
 
-    def test_a_driver_that_is_not_installed_is_named(self) -> None:
-        error = self.assertRaises(ConfigError, self.site.restart, cache="floppy")
-        self.assertThat(str(error), Contains("'floppy'"))
-
     def test_stop_leaves_vms_and_stacks_alone(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
         before = (dict(self.host.served), dict(self.host.disks))
@@ -105,15 +93,6 @@ class LifeTest(AgentTest):
 
 
 class VmsOfAnAgentTest(AgentTest):
-    def test_create_tells_all_that_a_qemu_needs(self) -> None:
-        creating.create(self.agent.vms, "vm", "debian", 2 * MIB)
-        vm = self.agent.overview.vm("vm")
-        self.assertEqual(("vm", "debian", 2 * MIB, "ready"), (vm.name, vm.disk.image, vm.disk.size, vm.disk.phase))
-        self.assertEqual("/disks/vm.qcow2", vm.disk.path)
-        file = {"driver": "file", "filename": "/disks/vm.qcow2"}
-        self.assertEqual({"driver": "qcow2", "discard": "unmap", "file": file}, vm.disk.blockdev)
-        self.assertIsNone(vm.machine)
-
     def test_a_create_that_fails_gives_the_image_back_that_it_attached(self) -> None:
         self.assertRaises(BadSize, creating.create, self.agent.vms, "vm", "debian", 512)
         self.assertEqual(({}, {}), (self.host.leftovers(), self.volt.places))
@@ -171,31 +150,6 @@ class UnpublishTest(AgentTest):
         super().setUp()
         self.agent.publishing.publish("mine", self.site.image_file(), nothing)
 
-    def test_it_is_withdrawn_and_not_served_and_gc_deletes_its_content(self) -> None:
-        self.assertEqual(models.Unpublished(name="mine", serving=False), self.agent.publishing.unpublish("mine"))
-        self.assertEqual(({"debian"}, {}), (set(self.volt.images), self.host.leftovers()))
-        self.assertEqual(1, len(self.stored()))
-        self.assertEqual(MIB, cleaning.gc(self.agent.stacks).freed_bytes)
-        self.assertEqual([], self.stored())
-
-    def test_hosts_that_read_it_keep_it_and_volt_says_who(self) -> None:
-        self.volt.read_by_others("mine")
-        error = self.assertRaises(ImageInUse, self.agent.publishing.unpublish, "mine")
-        self.assertThat(str(error), Contains("Volt: image mine is in use by h7"))
-        self.assertEqual(["here"], self.volt.images["mine"].origins)
-        self.assertEqual({"mine"}, set(self.host.served))
-
-    def test_vms_of_this_host_keep_it_served(self) -> None:
-        creating.create(self.agent.vms, "vm", "mine", None)
-        self.assertTrue(self.agent.publishing.unpublish("mine").serving)
-        self.assertNotIn("mine", self.volt.images)
-        self.assertEqual({"mine"}, set(self.host.served))
-        self.restart()
-        self.assertEqual({"mine"}, set(self.host.served))
-        creating.destroy(self.agent.vms, "vm")
-        self.site.await_true(lambda: not self.agent.overview.status().images)
-        self.assertEqual(({}, {}), (self.host.leftovers(), self.agent.overview.status().troubles))
-
     def test_it_can_be_given_up_twice_and_published_again(self) -> None:
         creating.create(self.agent.vms, "vm", "mine", None)
         for _ in range(2):
@@ -230,9 +184,6 @@ class UnpublishWhenUnusedTest(AgentTest):
         super().setUp()
         self.agent.publishing.publish("mine", self.site.image_file(), nothing)
 
-    def withdrawn(self, *, serving: bool = True) -> models.Unpublished:
-        return models.Unpublished(name="mine", serving=serving, withdrawn=True)
-
     def unpublish(self) -> models.Unpublished:
         return self.agent.publishing.unpublish("mine", when_unused=True)
 
@@ -242,18 +193,6 @@ class UnpublishWhenUnusedTest(AgentTest):
             return condition()
 
         self.site.await_true(beat)
-
-    def test_hosts_that_have_it_are_awaited_however_often_it_is_asked_for(self) -> None:
-        self.volt.read_by_others("mine")
-        for _ in range(2):
-            self.assertEqual(self.withdrawn(), self.unpublish())
-        self.site.settle(self.agent)
-        self.assertEqual((True, {"mine"}), (self.volt.images["mine"].withdrawn, set(self.host.served)))
-        self.assertEqual([False, True], [image.withdrawn for image in self.agent.overview.images()])
-        self.volt.read_by_others("mine", 0)
-        self.beat_until(lambda: not self.stored())
-        self.assertEqual(({"debian"}, {}), (set(self.volt.images), self.host.leftovers()))
-        self.assertRaises(UnknownImage, self.unpublish)
 
     def test_one_of_several_origins_gives_itself_up_and_volt_hears_that_its_own_vms_need_it(self) -> None:
         creating.create(self.agent.vms, "vm", "mine", None)
@@ -285,15 +224,6 @@ class PublishInPlaceTest(AgentTest):
         found = self.image("mine").in_place
         assert found is not None
         return found
-
-    def test_it_becomes_the_origin_and_keeps_no_copy(self) -> None:
-        published = self.publish()
-        self.assertThat(published.digest, MatchesRegex("id:[0-9a-f]{64}$"))
-        self.assertEqual(([], ["here"]), (self.stored(), self.volt.images["mine"].origins))
-        self.assertEqual((str(self.file), True, None), (self.here().path, self.here().held, self.here().trouble))
-        [listed] = [image for image in self.agent.overview.images() if image.name == "mine"]
-        assert listed.here is not None
-        self.assertEqual(self.here(), listed.here.in_place)
 
     def test_again_it_is_the_same_and_another_file_is_refused(self) -> None:
         first = self.publish()
@@ -343,15 +273,6 @@ class PublishTest(AgentTest):
     def publish(self, name: str = "mine", seed: int = 1) -> None:
         file = self.site.image_file(seed=seed)
         self.agent.publishing.publish(name, file, nothing)
-
-    def test_it_becomes_the_origin_and_tells_volt(self) -> None:
-        file = self.site.image_file()
-        published = self.agent.publishing.publish("mine", file, nothing)
-        self.assertEqual(["here"], self.volt.images["mine"].origins)
-        self.assertEqual([f"{published.digest.removeprefix('sha256:')}.raw"], self.stored())
-        image = self.image("mine")
-        self.assertEqual(("origin", "attached", MIB), (image.role, image.phase, published.size))
-        self.assertEqual(([], 0, True), (image.paths, image.fetched_bytes, image.serving))
 
     def test_a_second_time_changes_nothing(self) -> None:
         self.publish()
@@ -412,45 +333,11 @@ class PublishTest(AgentTest):
         self.publish()
 
 
-class LookTest(AgentTest):
-    def test_images_say_how_far_they_are_here(self) -> None:
-        self.volt.offer("alpine")
-        creating.create(self.agent.vms, "vm", "debian", None)
-        self.image()
-        images = {image.name: image for image in self.agent.overview.images()}
-        self.assertEqual(
-            models.ImageHere(role="host", phase="attached", held_bytes=BYTES_PER_FETCH), images["debian"].here
-        )
-        self.assertIsNone(images["alpine"].here)
-
-    def test_status_tells_of_stacks_and_vms(self) -> None:
-        creating.create(self.agent.vms, "vm", "debian", None)
-        self.assertEqual(
-            models.Stack(
-                name="debian", role="host", phase="attached", serving=True, slot=1, size=MIB,
-                fetched_bytes=BYTES_PER_FETCH, cache_file_bytes=2 * BYTES_PER_FETCH,
-                cache_hit_bytes=HIT_BYTES, children=[], vms=["vm"],
-                paths=[models.Route(host="other", address="unix:///run/other/serve", state="active")],
-            ),
-            self.image(),
-        )  # fmt: skip
-        self.assertEqual(models.Accel(use="tcg", reason="set by --accel"), self.agent.overview.status().accel)
-
-    def test_status_tells_what_keeps_vms_from_writing(self) -> None:
-        self.assertIsNone(self.agent.overview.status().disks.trouble)
-        self.host.disk_trouble = "no room"
-        self.assertEqual("no room", self.agent.overview.status().disks.trouble)
-
-
 class RepairTest(AgentTest):
     def setUp(self) -> None:
         """Nobody repairs before it is asked for."""
         super().setUp()
         self.site.hold_still(self.agent)
-
-    def test_nothing_to_do(self) -> None:
-        creating.create(self.agent.vms, "vm", "debian", None)
-        self.assertEqual(models.Repaired(vms=[], images=[], strays=[]), self.agent.repair())
 
     def test_it_tells_what_it_did(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
@@ -503,12 +390,6 @@ class ReconcilerTest(AgentTest):
 
 
 class GcTest(AgentTest):
-    def test_idle_stacks_and_caches_go(self) -> None:
-        creating.create(self.agent.vms, "vm", "debian", None)
-        creating.destroy(self.agent.vms, "vm")
-        self.assertEqual(models.Removed(stacks=["debian"], freed_bytes=BYTES_PER_FETCH), cleaning.gc(self.agent.stacks))
-        self.assertEqual(({}, {}), (self.host.leftovers(), self.host.caches))
-
     def assert_foretold(self) -> None:
         """What gc would remove is told, nothing has changed by that, and gc removes just that."""
         before = (dict(self.host.leftovers()), dict(self.host.caches), self.stored(), set(self.volt.places))

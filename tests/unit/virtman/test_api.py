@@ -8,7 +8,6 @@ import json
 import os
 import queue
 import socket
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +28,9 @@ from tests.doubles.drivers import POOL
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import SECRET
 from tests.unit.logs import Logged
-from tests.unit.virtman.agents import MIB, SOON, SiteCase
+from tests.unit.virtman.agents import SOON, SiteCase
 from tests.unit.virtman.devices import some_device
-from tests.unit.virtman.scene import damage, folder_for
+from tests.unit.virtman.scene import folder_for
 from virtman import copies, migration, models
 from virtman.agent import Agent
 from virtman.api import HUNG_UP, MAX_BODY, MOST_LONG, PEER, PROBLEM, create_app
@@ -340,11 +339,6 @@ class BadRequestsTest(SiteTest):
             self.problem(400, "DELETE", f"/v1/cache/volumes{query}")
         self.problem(404, "GET", "/v1/vms/a%2Fb")
 
-    def test_the_refusal_says_where_and_why(self) -> None:
-        document = self.problem(400, "PUT", "/v1/vms/vm", json={"image": "debian", "size": 513})
-        self.assertEqual("urn:virtman:problem:bad-request", document["type"])
-        self.assertThat(document["detail"], MatchesRegex(r"size: .*513"))
-
     def test_a_body_that_is_no_object_is_refused(self) -> None:
         bodies: list[Any] = [{}, [], "x", None, 1]
         for body in bodies:
@@ -420,26 +414,8 @@ class SecretsTest(SiteTest):
         self.assertThat(said, Contains("dropping the old parents"))
         self.assertNotIn(SECRET, said)
 
-    def test_damage_of_a_record_does_not_bring_one_out(self) -> None:
-        damage(self.agent.stacks.records, "debian", self.record.read_bytes().replace(b'"address"', b'"addres"'))
-        answers = [self.http.get("/v1/status").text, self.http.put("/v1/vms/vm", json={"image": "debian"}).text]
-        said = "\n".join([*answers, *self.logged.lines])
-        self.assertThat(said, Contains("cannot read the record"))
-        self.assertNotIn(SECRET, said)
-
 
 class ClientTest(SiteTest):
-    def test_publish_tells_its_progress(self) -> None:
-        seen: list[tuple[str, int, int]] = []
-        file = self.site.image_file()
-        image = self.client.publish("mine", file, lambda *what: seen.append(what))
-        self.assertEqual(("mine", MIB), (image.name, image.size))
-        self.assertThat(image.digest, Contains("sha256:"))
-        self.assertEqual(("digest", MIB, MIB), seen[-1])
-
-    def test_the_socket_is_for_its_owner_alone(self) -> None:
-        self.assertEqual(0o600, stat.S_IMODE(self.socket.stat().st_mode))
-
     def test_names_that_lead_elsewhere_and_what_is_not_utf_8_go_nowhere(self) -> None:
         for said, call in (
             ("vm name 'vm/snapshots/x'", lambda: self.client.destroy("vm/snapshots/x")),

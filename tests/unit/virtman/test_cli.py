@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
+import shlex
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import DEVNULL, PIPE
 from typing import Any
 from unittest import mock
 
@@ -365,11 +362,7 @@ sys.exit(repr({heavy | more} & set(sys.modules)))"""
             self.assertThat(self.fails("boot", "vm", "debian", option, file), Contains(str(file)))
         self.assertEqual({}, self.site.host.leftovers())
 
-    def test_bad_and_unknown_names_fail_in_one_line(self) -> None:
-        for name in BAD_NAMES:
-            for command in (("create", name, "debian"), ("create", "vm", name), ("stop", name), ("tree", name)):
-                self.fails(*command)
-        self.assertEqual({}, self.site.host.leftovers())
+    def test_unknown_names_fail_in_one_line(self) -> None:
         for command in (("create", "vm", "none"), ("show", "none"), ("unpublish", "none")):
             self.assertThat(self.run_virtman(*command, code=3).stderr, MatchesRegex(r"virtman: .*'?none.*\n$"))
 
@@ -656,21 +649,17 @@ class DoctorCommandTest(CliTest):
 
     def on_terminal(self, columns: int, *arguments: str) -> str:
         """What a person sees, without colours."""
-        ours, theirs = pty.openpty()
-        self.addCleanup(os.close, ours)
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        command = shlex.join([sys.executable, "-m", "virtman.cli", *arguments])
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-        argv = [sys.executable, "-m", "virtman.cli", *arguments]
-        with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
-            os.close(theirs)
-            said = b""
-            try:
-                while read := os.read(ours, 65536):
-                    said += read
-            except OSError:  # EIO: the program has ended (pty(7))
-                pass
-            process.wait()
-        return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said.decode()).replace("\r\n", "\n")
+        argv = [
+            "script",
+            "--quiet",
+            "--command",
+            f"stty cols {columns}; {command}",
+            "/dev/null",
+        ]  # a terminal of its own
+        said = subprocess.run(argv, env=environment, stdin=DEVNULL, capture_output=True, text=True, check=False).stdout
+        return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said).replace("\r\n", "\n")
 
 
 class AgentCommandTest(CliTest):

@@ -43,11 +43,6 @@ class ConvertTest(ImagesTest):
         target = self.copy(of_device("x", Device(len(CONTENT), self.raw)), RAW)
         self.assertLess(target.stat().st_blocks * 512, 2 * MIB)
 
-    def test_room_is_looked_for_before_during_and_after_it(self) -> None:
-        with mock.patch.object(Room, "spare", return_value=1 << 40) as spare:
-            self.copy(of_device("x", Device(len(CONTENT), self.raw)), RAW)
-        self.assertTrue(spare.call_count > 2)
-
     def test_a_qcow2_stands_alone(self) -> None:
         over = self.folder / "over.qcow2"
         qemu_img("create", "-f", "qcow2", "-F", "raw", "-b", self.raw, over)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from testtools import TestCase
 
-from tests.unit.virtman.agents import MIB, Site
+from tests.unit.virtman.agents import MIB
 from tests.unit.virtman.scene import Scene
-from virtman import cleaning, copies, creating
+from virtman import copies, creating
 from virtman.errors import UnknownImage
 
 
@@ -29,12 +29,3 @@ class CopiesTest(TestCase):
         scene = Scene(self)
         self.assertRaises(UnknownImage, copies.content_of_image(scene.stacks, "other").__enter__)
         self.assertFalse(scene.stacks.in_use("other"))
-
-    def test_gc_keeps_the_stack_of_an_image_that_is_copied(self) -> None:
-        site = Site(self)
-        site.volt.offer("debian", size=MIB)
-        agent = site.agent()
-        with copies.content_of_image(agent.stacks, "debian"):
-            self.assertEqual([], cleaning.gc(agent.stacks).stacks)
-            self.assertIn("debian", site.host.served)
-        self.assertEqual(["debian"], cleaning.gc(agent.stacks).stacks)

@@ -78,12 +78,6 @@ class DevicesTest(TestCase):
         self.attach()
         self.assertEqual([2 * DEVICE_SIZE], [device.size for device in self.host.devices.values()])
 
-    def test_what_is_no_device_is_refused(self) -> None:
-        for path in (self.scene.folder, self.scene.folder / "none", self.new_device("file", "text")):
-            said = str(self.assertRaises(BadDevice, self.devices.attach, path))
-            self.assertThat(said, Contains(f"{path} is not read through the cache: there is no such block device"))
-        self.assertEqual(([], []), (self.devices.records.all(), self.host.calls))
-
     def test_what_the_driver_refuses_leaves_nothing(self) -> None:
         self.host.refused["8:16"] = "it is mounted"
         error = self.assertRaises(BadDevice, self.attach)
@@ -112,12 +106,6 @@ class DevicesTest(TestCase):
         self.assertThat(str(error), Contains(f"{self.device} is in use"))
         self.assertEqual([record], self.devices.records.all())
         self.assertEqual(set(), self.host.cut_off)
-
-    def test_one_in_use_goes_by_force(self) -> None:
-        record = self.attach()
-        self.host.open_devices.add(record.name)
-        self.devices.detach(self.device, force=True)
-        self.assertEqual(({record.name}, {}, []), (self.host.cut_off, self.host.devices, self.devices.records.all()))
 
     def test_one_whose_storage_does_not_end_its_requests_is_told_as_leaving_until_it_does(self) -> None:
         self.attach()

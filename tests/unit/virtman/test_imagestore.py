@@ -62,10 +62,6 @@ class StoreTest(ImagesTest):
         self.assertEqual(512, image.size)
         self.assertEqual(b"odd".ljust(512, b"\0"), self.store.path(image).read_bytes())
 
-    def test_holes_stay_holes(self) -> None:
-        image = self.store.add("debian", inspect(self.raw), nothing)
-        self.assertLess(self.store.path(image).stat().st_blocks * 512, 2 * MIB)
-
     def test_the_digest_of_a_large_one_is_of_its_content_and_takes_no_time_for_holes(self) -> None:
         size = LARGEST_WHOLE + 5 * MIB
         read: list[int] = []

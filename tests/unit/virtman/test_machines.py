@@ -60,19 +60,6 @@ def with_firmware(domain: libvirt.virDomain, variables: Path) -> str:
 
 
 class StartTest(MachinesTest):
-    def test_its_seed_says_who_it_is(self) -> None:
-        self.start()
-        seed = self.seed().read_bytes()
-        self.assertThat(read(seed, "meta-data"), Contains(self.domain().UUIDString()))
-        self.assertThat(read(seed, "meta-data"), Contains("ssh-ed25519 AAAA"))
-        self.assertEqual("#cloud-config\n", read(seed, "user-data"))
-
-    def test_a_running_vm_is_told_as_it_runs_and_left_alone(self) -> None:
-        self.start(network="bridge:br0")
-        error = self.assertRaises(VmRuns, self.start, memory=128)
-        self.assertThat(str(error), Contains("is running, with memory 64 MiB, cpus 1, network bridge:br0; stop"))
-        self.assertEqual(64 << 10, self.domain().maxMemory())
-
     def test_every_kind_of_network_is_known_again(self) -> None:
         for number, network in enumerate(("user", "none", "network:default", "bridge:br0")):
             self.start(f"vm{number}", network=network)
@@ -229,13 +216,6 @@ class StartAgainTest(MachinesTest):
         self.seed().unlink()
         self.start_again()
         self.assertThat(read(self.seed().read_bytes(), "meta-data"), Contains(self.domain().UUIDString()))
-
-
-class StopTest(MachinesTest):
-    def test_it_shuts_down(self) -> None:
-        self.start()
-        self.machines.stop("vm", force=False)
-        self.assertEqual({"vm": "off"}, self.machines.states())
 
 
 class RemoveTest(MachinesTest):

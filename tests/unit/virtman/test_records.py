@@ -109,21 +109,6 @@ class ShelfTest(TestCase):
         self.assertEqual(0o600, stat.S_IMODE((self.folder / "web.json").stat().st_mode))
 
 
-class OperationTest(TestCase):
-    def test_a_record_is_steady_when_all_is_there_and_nothing_under_way(self) -> None:
-        self.assertTrue(vm().steady)
-        self.assertFalse(vm(state=State.ABSENT).steady)
-        self.assertFalse(vm().begin("destroy").steady)
-        self.assertTrue(vm().begin("destroy").settled().steady)
-
-    def test_there_is_one_operation_at_most(self) -> None:
-        record = vm().begin("boot", new=True).begin("destroy")
-        self.assertTrue(record.doing("destroy"))
-        self.assertFalse(record.doing("boot"))
-        assert record.operation is not None
-        self.assertEqual({}, record.operation.arguments)
-
-
 class ImageRecordTest(TestCase):
     def record(self, **fields: object) -> ImageRecord:
         return ImageRecord(name="debian", role=Role.HOST, state=State.ABSENT).model_copy(update=fields)
@@ -146,7 +131,3 @@ class ImageRecordTest(TestCase):
         (folder / "debian.json").write_text(record.model_dump_json().replace('"address"', '"addres"'))
         error = self.assertRaises(StateDamaged, RecordStore(folder, ImageRecord).get, "debian")
         self.assertNotIn("whispered", "".join(traceback.format_exception(error)))
-
-    def test_it_is_unconfirmed_until_the_revision_is_the_assigned_one(self) -> None:
-        self.assertTrue(self.record(assigned=3, revision=2).unconfirmed)
-        self.assertFalse(self.record(assigned=3, revision=3).unconfirmed)

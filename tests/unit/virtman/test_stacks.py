@@ -250,17 +250,6 @@ class OriginTest(StacksTest):
 
 
 class FollowTest(StacksTest):
-    def test_new_parents_are_used_and_old_ones_dropped(self) -> None:
-        self.attached()
-        assignment = self.volt.assign("debian", ["new", "other"], ["child"])
-        following.follow(self.stacks, assignment)
-        self.assertEqual({parent("new")}, self.host.reading["debian"])
-        self.assertEqual([child("child")], self.host.allowed["debian"])
-        self.assertThat(
-            self.record(),
-            MatchesStructure.byEquality(slot=3, revision=assignment.revision, assigned=assignment.revision),
-        )
-
     def test_new_alternates_alone_do_not_start_the_daemon_again(self) -> None:
         self.attached()
         self.host.calls.clear()
@@ -326,13 +315,6 @@ class FollowTest(StacksTest):
 
 
 class RemovalTest(StacksTest):
-    def test_an_idle_stack_goes_and_its_cache_stays(self) -> None:
-        record = self.attached()
-        self.assertTrue(self.stacks.idle(record))
-        self.assertTrue(hosting.remove_if_idle(self.stacks, "debian"))
-        self.scene.check_empty(self)
-        self.assertEqual({record.image.key}, set(self.host.caches))
-
     def test_a_vm_and_a_child_keep_the_stack(self) -> None:
         self.attached()
         creating.create(self.scene.vms, "vm", "debian", None)

@@ -10,17 +10,17 @@ from pathlib import Path
 from testtools import TestCase
 from testtools.matchers import Contains
 
-from drivers.base import CacheStats, Image
+from drivers.base import Image
 from drivers.digests import draw
 from drivers.errors import BadVolume, DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL, CacheGroupDouble, drivers_over
 from tests.doubles.volt import HERE, INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene, damage
-from virtman import booting, creating, hosting, origins, serving
-from virtman.errors import CoordinatorDown, HypervisorError, OriginChanged
+from virtman import creating, hosting, origins, serving
+from virtman.errors import OriginChanged
 from virtman.hostdrivers import HostDrivers
-from virtman.imagekeeper import IDLE_CHECK, NOTHING, USED_CHECK
+from virtman.imagekeeper import IDLE_CHECK, USED_CHECK
 from virtman.inplace import to_publish
 from virtman.records import Boot, ImageRecord, InPlace
 from virtman.upkeep import Upkeep
@@ -118,39 +118,6 @@ class VoltsAnswerTest(UpkeepTest):
             self.beat()
         self.assertEqual(([], 0), (self.host.calls, self.scene.changes))
 
-    def test_children_are_let_in_while_the_stack_is_busy(self) -> None:
-        self.attached()
-        entered, go = threading.Event(), threading.Event()
-        self.addCleanup(go.set)
-
-        def moment(what: str) -> None:
-            if what == "before attach.update":
-                entered.set()
-                go.wait(PATIENCE)
-
-        self.host.moment = moment
-        self.upkeep.handle(answer(self.volt.assign("debian", ["new"])))
-        self.assertTrue(entered.wait(PATIENCE))
-        allowed = threading.Event()
-        # The first answer, which names no child, may be being heeded still.
-        self.host.moment = lambda what: (
-            allowed.set() if what == "after export.allow" and self.host.allowed["debian"] else None
-        )
-        self.upkeep.handle(answer(self.volt.assign("debian", ["newer"], ["child"])))
-        self.assertTrue(allowed.wait(PATIENCE))
-        self.assertEqual(["child"], [child.host for child in self.host.allowed["debian"]])
-        go.set()
-        self.settle()
-        self.assertEqual({parent("newer")}, self.host.reading["debian"], "the newest one is followed in the end")
-
-    def test_an_older_answer_that_comes_late_is_ignored(self) -> None:
-        self.attached()
-        old, new = self.volt.assign("debian", ["old"]), self.volt.assign("debian", ["new"])
-        self.upkeep.handle(answer(new))
-        self.upkeep.handle(answer(old))
-        self.settle()
-        self.assertEqual({parent("new")}, self.host.reading["debian"])
-
     def test_a_forgotten_image_is_joined_again_and_volt_told_soon(self) -> None:
         self.attached()
         self.volt.forget("debian")
@@ -235,18 +202,6 @@ class QuietTest(UpkeepTest):
 class AgainTest(UpkeepTest):
     """What failed is done again."""
 
-    def test_a_follow_that_failed(self) -> None:
-        self.attached()
-        self.host.failing = {"attach.update": OSError("disk full")}
-        self.volt.assign("debian", ["new"])
-        self.beat()
-        self.assertTrue(self.record().unconfirmed)
-        self.assertEqual(0, self.scene.changes)
-        self.host.failing = {}
-        self.pass_time(LONGEST_PAUSE)
-        self.assertEqual({parent("new")}, self.host.reading["debian"])
-        self.scene.check(self)
-
     def test_letting_children_in_that_failed(self) -> None:
         self.attached()
         self.host.failing = {"attach.update": TROUBLE, "export.allow": TROUBLE}
@@ -267,27 +222,6 @@ class AgainTest(UpkeepTest):
         self.host.failing = {}
         self.pass_time(LONGEST_PAUSE)
         self.scene.check_empty(self)
-
-    def test_a_destroy_that_failed(self) -> None:
-        self.attached()
-        booting.boot(self.scene.vms, "vm", "debian", None, BOOT, [], None)
-        self.scene.machines.failing = {"remove": HypervisorError("no libvirt")}
-        self.assertRaises(HypervisorError, creating.destroy, self.scene.vms, "vm")
-        self.beat()
-        self.assertEqual({"vm vm": "repair: no libvirt"}, self.upkeep.queue.troubles())
-        self.scene.machines.failing = {}
-        self.pass_time(LONGEST_PAUSE)
-        self.assertEqual({}, self.host.disks)
-        self.assertEqual({}, self.upkeep.queue.troubles())
-
-    def test_a_publish_whose_answer_got_lost(self) -> None:
-        self.volt.down = True
-        self.assertRaises(CoordinatorDown, origins.add_origin, self.scene.stacks, self.scene.put_content("mine"))
-        self.beat()
-        self.volt.down = False
-        self.beat()
-        self.assertIn("mine", self.volt.images)
-        self.scene.check(self)
 
     def test_leaving_when_volt_is_back(self) -> None:
         self.attached()
@@ -333,13 +267,6 @@ class DriversCallTest(UpkeepTest):
         self.pass_time(LONGEST_PAUSE)
         self.assertEqual([("debian", "dead")], self.volt.reported)
         self.assertEqual({parent("spare")}, self.host.reading["debian"])
-
-    def test_a_daemon_that_died_is_started_again_at_once(self) -> None:
-        self.attached()
-        self.host.daemon_dies("debian")
-        self.upkeep.images.died("debian")
-        self.settle()
-        self.scene.check(self)
 
     def test_a_parent_that_was_left_and_is_well_again_is_read_from_until_that_succeeds(self) -> None:
         self.attached()
@@ -525,20 +452,6 @@ class ReportsTest(UpkeepTest):
             self.upkeep.news()[0],
         )
 
-    def test_bytes_are_those_of_the_last_look(self) -> None:
-        self.assertEqual(NOTHING, self.upkeep.images.stats("debian"))
-        record = self.attached()
-        self.settle()
-        seen = self.upkeep.images.stats("debian")
-        self.host.caches[record.image.key] *= 3
-        self.assertEqual(
-            (seen, seen.held_bytes), (self.upkeep.images.stats("debian"), self.upkeep.news()[0][0].fetched_bytes)
-        )
-        self.host.caches[record.image.key] = BYTES_PER_FETCH
-        self.beat()
-        self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.images.stats("debian"))
-        self.assertEqual(CacheStats(BYTES_PER_FETCH, 2 * BYTES_PER_FETCH), self.upkeep.images.inspect(record))
-
     def test_only_attached_images_are_reported(self) -> None:
         self.attached()
         self.scene.volt.down = True
@@ -640,16 +553,6 @@ class WithdrawnTest(UpkeepTest):
 
 
 class IdleTest(UpkeepTest):
-    def test_an_idle_stack_goes_when_its_grace_is_over(self) -> None:
-        self.attached()
-        self.beat()
-        self.clock.advance(GRACE - 1)
-        self.beat()
-        self.assertIn("debian", self.host.served)
-        self.clock.advance(1)
-        self.beat()
-        self.scene.check_empty(self)
-
     def test_a_vm_in_between_begins_the_grace_anew(self) -> None:
         self.attached()
         self.beat()

@@ -226,11 +226,6 @@ class FailureTest(WorkQueueTest):
         self.chance = 1.0
         self.assertEqual([FIRST_PAUSE / 2], self.pauses(1))
 
-    def test_a_trouble_that_stays_is_one_line_of_the_log(self) -> None:
-        logged = Logged(self, "virtman.workqueue")
-        self.pauses(4)
-        self.assertEqual(["a: work: nobody there"], [line for line in logged.lines if "nobody" in line])
-
     def test_a_bug_is_logged_and_stops_nothing(self) -> None:
         logged = Logged(self, "virtman.workqueue")
         for pool in Pool:
