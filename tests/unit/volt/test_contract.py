@@ -126,11 +126,6 @@ class ContractTests(TestCase):
         (told,) = self.beat("debian", joined.revision).assignments
         self.assertEqual((again.revision, again.parents), (told.revision, told.parents))
 
-    def test_a_heartbeat_tells_of_a_place_that_it_does_not_report(self) -> None:
-        self.offer(DEBIAN)
-        joined = self.seat.join("debian")
-        self.assertEqual(joined.revision, self.current().revision)
-
     def test_what_is_reported_without_a_place_is_absent(self) -> None:
         self.offer(DEBIAN)
         answer = self.seat.heartbeat([NodeReport(image=name, revision=0) for name in ("nothing", "debian")])
@@ -176,17 +171,12 @@ class ContractTests(TestCase):
         error = self.assertRaises(HostHasNode, self.seat.publish, DEBIAN)
         self.assertEqual("host here reads image debian from the tree: leave first", str(error))
 
-    def test_who_left_has_no_place(self) -> None:
+    def test_a_host_that_left_has_no_place_until_it_joins_again_under_a_greater_revision(self) -> None:
         self.offer(DEBIAN)
         joined = self.seat.join("debian")
         self.seat.leave("debian", joined.revision)
         self.assertEqual(["debian"], self.beat("debian", joined.revision).absent)
         self.assertEqual([], self.seat.heartbeat([]).assignments)
-
-    def test_who_comes_back_gets_a_greater_revision(self) -> None:
-        self.offer(DEBIAN)
-        joined = self.seat.join("debian")
-        self.seat.leave("debian", joined.revision)
         self.assertTrue(self.seat.join("debian").revision > joined.revision)
 
     def test_a_hosts_name_belongs_to_one_agent_and_calls_of_others_change_nothing(self) -> None:
@@ -326,9 +316,6 @@ class ContractTests(TestCase):
         self.seat.remove_image("debian")
         self.assertEqual([], self.seat.heartbeat([], [DEBIAN.digest]).discard)
 
-    def test_what_is_not_published_cannot_be_withdrawn(self) -> None:
-        self.assertRaises(ImageUnknown, self.withdraw, DEBIAN)
-
     def test_a_reported_parent_that_is_the_only_origin_stays_the_last_resort(self) -> None:
         self.offer(DEBIAN)
         before = self.seat.join("debian")
@@ -368,6 +355,7 @@ class ContractTests(TestCase):
             error = self.assertRaises(ImageUnknown, call, "nothing")
             self.assertEqual("no image nothing is published", str(error))
         self.assertRaises(ImageUnknown, self.seat.report, "nothing", OTHER)
+        self.assertRaises(ImageUnknown, self.seat.remove_image, "nothing", when_unused=True)
 
 
 class TestDouble(ContractTests):

@@ -378,14 +378,6 @@ class Leases(CoordinatorCase):
         self.assertEqual({"h2"}, {host.name for host in self.volt.hosts() if host.state is HostState.LOST})
         self.assertEqual([2, 0], [image.nodes for image in self.volt.images()])
 
-    def test_a_heartbeat_in_time_keeps_the_place(self) -> None:
-        hosts = self.grow(3)
-        for _ in range(5):
-            self.pass_time(10)
-            for host in [*hosts, "origin"]:
-                self.volt.heartbeat(host, [])
-        self.assertEqual(3, self.volt.image("image").nodes)
-
     def test_a_lost_host_that_returns_is_taken_back(self) -> None:
         self.grow(3)
         self.lease_runs_out("origin", "h1", "h3")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-
 from testtools import TestCase
 
 from volt.edgesecrets import edge_secret
@@ -14,10 +11,6 @@ KEY = bytes(range(32))
 
 class EdgeSecret(TestCase):
     """`edge_secret`."""
-
-    def test_it_is_an_hmac_of_the_names_as_a_json_list(self) -> None:
-        expected = hmac.digest(KEY, b'["image", "parent", "child"]', hashlib.sha256).hex()
-        self.assertEqual(expected, edge_secret(KEY, "image", "parent", "child"))
 
     def test_everything_about_an_edge_counts(self) -> None:
         edges = [
