@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from pathlib import Path
 
 from testtools import TestCase
 
@@ -15,7 +14,7 @@ from drivers.cache.cacheddevices import Devices
 from drivers.cache.cachegroup import Group
 from drivers.door import door, is_guarded
 from drivers.errors import BadName, DiskFull, HostFailed, ModuleMissing, NoSpace
-from drivers.needs import Needs, Node
+from drivers.needs import Needs
 
 
 class Base:
@@ -81,13 +80,6 @@ class Unread:
         raise AssertionError("it was called")
 
 
-@door
-class Wanting(Lacking):
-    """Needs a path that no module brings."""
-
-    needs = Needs(nodes=(Node(Path("/proc/virtman"), "virtman_has_no_such_module"),))
-
-
 class ErrorsTest(TestCase):
     def test_what_the_machine_refuses_is_an_error_of_the_driver(self) -> None:
         refused = OSError(errno.EMFILE, "too many open files")
@@ -135,9 +127,6 @@ class ModulesTest(TestCase):
 
     def test_a_host_that_cannot_be_looked_at_is_an_error_of_the_driver(self) -> None:
         self.assertEqual(errno.EMFILE, self.assertRaises(HostFailed, Unread().act).errno)
-
-    def test_a_path_that_no_module_brings_is_told_of(self) -> None:
-        self.assertIn("virtman_has_no_such_module", str(self.assertRaises(ModuleMissing, Wanting().act)))
 
     def test_closing_needs_nothing(self) -> None:
         self.assertEqual("closed", Lacking().close())

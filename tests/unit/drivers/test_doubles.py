@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ from tests.doubles.drivers import (
     SnapshotDouble,
     blocks_of,
 )
+from tests.unit.virtman.scene import folder_for
 
 IMAGE = Image("img", 1 << 20, "sha256:" + "5e" * 32)
 CONTENT = Device(IMAGE.size, node={"driver": "file", "filename": "/content"})
@@ -42,8 +41,7 @@ class AttachDoubleTest(Memory, contracts.AttachContract):
     def setUp(self) -> None:
         super().setUp()
         self.parents = [Parent(name, ADDRESS) for name in ("h1", "h2")]
-        folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         self.file = folder / "content"
         self.file.write_bytes(bytes(self.image.size))
 
@@ -56,8 +54,7 @@ class DeviceCacheDoubleTest(Memory, contracts.DeviceCacheContract):
 
     def setUp(self) -> None:
         super().setUp()
-        folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         self.device, self.other, self.used = (folder / name for name in ("device", "other", "used"))
         for number, path in enumerate((self.device, self.other, self.used)):
             path.write_text(f"8:{number}")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
 from testtools import TestCase
 
 from drivers.host.folders import matching
 from tests.kernel.inside.openfiles import none_left
+from tests.unit.virtman.scene import folder_for
 
 
 class MatchingTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = folder_for(self)
         for name in ("a1/x/file", "a2/x/file", "b1/x/file", "a3/y/file"):
             (self.folder / name).parent.mkdir(parents=True)
             (self.folder / name).touch()

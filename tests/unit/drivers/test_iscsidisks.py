@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from testtools import TestCase
 
@@ -14,6 +11,7 @@ from drivers.iscsi.disks import alien, number_of, readable_number_of
 from drivers.iscsi.names import DISK, serial_of
 from drivers.iscsi.records import Target
 from drivers.iscsi.sessions import Session
+from tests.unit.virtman.scene import folder_for
 
 IMAGE = Image("debian", 1 << 20, f"sha256:{'a' * 64}")
 
@@ -23,8 +21,7 @@ class PathTest(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         self.session = Session(str(folder), Target("iqn", "127.0.0.1", 3260, "secret"), logged_in=True)
         self.disk = folder / f"device/target1:0:0/1:0:0:{DISK}/block/sda"
         (self.disk / "device").mkdir(parents=True)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import struct
-import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -17,18 +16,11 @@ from hypothesis import strategies as st
 from drivers.errors import BadDisk, VmDiskMissing
 from drivers.snapshot.layers import Layers, Step, next_step, remove_orphans
 from drivers.snapshot.layerstore import LayerStore
+from tests.unit.virtman.scene import folder_for
 
 
 class NextStepTest(testtools.TestCase):
     CHAIN = {0: None, 1: 0, 2: 1, 3: 2}  # noqa: RUF012
-
-    def test_a_layer_goes_into_the_one_above(self) -> None:
-        for number in range(3):
-            kept = {0, 1, 2, 3} - {number}
-            self.assertEqual(Step(number, number + 1), next_step(self.CHAIN, kept))
-
-    def test_a_layer_with_nothing_above_is_deleted(self) -> None:
-        self.assertEqual(Step(4, None), next_step({**self.CHAIN, 4: 1}, [3, 0, 1, 2]))
 
     def test_into_or_out_of_what_is_shared_nothing_is_copied(self) -> None:
         for kept, shared in (([1, 2, 3], [0]), ([2, 3], [0, 1]), ([2, 3], [0, 1, 2]), ([3], [0, 1, 2, 3])):
@@ -79,8 +71,7 @@ EXPORT = {"driver": "raw", "file": {"driver": "nbd", "server": {"type": "unix", 
 class FilesTest(testtools.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        state = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, state)
+        state = folder_for(self)
         self.folder = state / "snapshots"
         self.store = LayerStore(self.folder)
         self.store.folder.mkdir(parents=True)
@@ -188,14 +179,6 @@ class FilesTest(testtools.TestCase):
         self.assertIsNone(self.layers.next_unneeded(fold=False))
         clone.delete()
         self.assertEqual(Step(1, 2), self.layers.next_unneeded(fold=False))
-
-    def test_what_is_shared_has_the_same_numbers_and_outlives_either_disk(self) -> None:
-        self.chain(2)
-        clone = self.disk("clone")
-        clone.share(self.layers.chain())
-        self.layers.delete()
-        clone.activate(1)
-        self.assertEqual([1, 0], [layer.number for layer in clone.chain()])
 
     def test_who_may_pass_through_the_folder_of_disks_may_do_so_here(self) -> None:
         for mode in (0o711, 0o700):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import struct
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import testtools
 
 from drivers.errors import NotServing, ProtocolViolated
+from drivers.nbd.hold import HoldingServer
 from drivers.nbd.probe import ALLOCATION_DEPTH, Client, Extent, knock, listens
+from tests.unit.virtman.scene import folder_for
 
 GREETING = b"NBDMAGICIHAVEOPT" + struct.pack(">H", 3)
 GO, CONTEXT = 7, 10
@@ -81,14 +81,14 @@ class Wire:
 class ProbeCase(testtools.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        folder = Path(tempfile.mkdtemp(dir="/tmp"))
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         self.path = folder / "s"
 
     def serve(self, script: Script) -> None:
         """Answer one connection by a script; hang up at its end."""
         listener = socket.socket(socket.AF_UNIX)
         self.addCleanup(listener.close)
+        self.path.unlink(missing_ok=True)
         listener.bind(str(self.path))
         listener.listen()
 
@@ -112,11 +112,9 @@ class ProbeCase(testtools.TestCase):
 
 
 class KnockTest(ProbeCase):
-    def test_nobody_listens(self) -> None:
+    def test_nobody_listens_without_a_socket_or_behind_a_dead_one(self) -> None:
         self.assertFalse(listens(self.path))
         self.assertRaises(NotServing, knock, self.path)
-
-    def test_dead_socket_file(self) -> None:
         with socket.socket(socket.AF_UNIX) as gone:
             gone.bind(str(self.path))
         self.assertFalse(listens(self.path))
@@ -152,38 +150,27 @@ class HandshakeTest(ProbeCase):
         self.serve(lambda wire: wire.take(1))
         self.assertRaises(NotServing, Client, self.path, "img", timeout=0.05)
 
-    def test_hanging_up_is_not_serving(self) -> None:
-        self.refused(lambda wire: wire.send(GREETING[:5]), NotServing)
+    def test_greetings_that_break_off_or_are_of_another_protocol(self) -> None:
+        for greeting, kind in (
+            (GREETING[:5], NotServing),
+            (b"HTTP/1.1 400 Bad Request\r\n", ProtocolViolated),
+            (GREETING[:16] + b"\0\0", ProtocolViolated),  # the old style
+        ):
+            self.refused(partial(Wire.send, data=greeting), kind)
 
-    def test_other_protocols_are_refused(self) -> None:
-        self.refused(lambda wire: wire.send(b"HTTP/1.1 400 Bad Request\r\n"), ProtocolViolated)
+    def test_replies_to_the_option_that_give_no_export(self) -> None:
+        for reply, why in (
+            (option_reply(GO, (1 << 31) + 6, b"no such export"), "no such export"),
+            (option_reply(CONTEXT, ACK), ""),  # to another option
+            (option_reply(GO, ACK), ""),  # without a size
+        ):
 
-    def test_oldstyle_server_is_refused(self) -> None:
-        self.refused(lambda wire: wire.send(GREETING[:16] + b"\0\0"), ProtocolViolated)
+            def script(wire: Wire, reply: bytes = reply) -> None:
+                wire.greet()
+                wire.option()
+                wire.send(reply)
 
-    def test_unknown_export_is_refused_with_the_servers_words(self) -> None:
-        def script(wire: Wire) -> None:
-            wire.greet()
-            wire.option()
-            wire.send(option_reply(GO, (1 << 31) + 6, b"no such export"))
-
-        self.assertIn("no such export", self.refused(script, ProtocolViolated))
-
-    def test_reply_to_something_else_is_refused(self) -> None:
-        def script(wire: Wire) -> None:
-            wire.greet()
-            wire.option()
-            wire.send(option_reply(CONTEXT, ACK))
-
-        self.refused(script, ProtocolViolated)
-
-    def test_acknowledgement_without_a_size_is_refused(self) -> None:
-        def script(wire: Wire) -> None:
-            wire.greet()
-            wire.option()
-            wire.send(option_reply(GO, ACK))
-
-        self.refused(script, ProtocolViolated)
+            self.assertIn(why, self.refused(script, ProtocolViolated))
 
     def test_missing_metadata_context_is_refused(self) -> None:
         self.refused(lambda wire: wire.negotiate(context=b"base:allocation"), ProtocolViolated, ALLOCATION_DEPTH)
@@ -227,18 +214,14 @@ class ExtentsTest(ProbeCase):
         other = struct.pack(">IHHQI", 0x668E33EF, 0, 5, 1, 12) + struct.pack(">III", 9, 1, 1)
         self.assertEqual([Extent(0, SIZE, 1)], self.extents(other + self.status((SIZE, 1))))
 
-    def test_empty_status_is_refused(self) -> None:
-        self.assertRaises(ProtocolViolated, self.extents, self.status())
-
-    def test_error_is_told(self) -> None:
-        error = self.assertRaises(ProtocolViolated, self.extents, chunk((1 << 15) + 1, struct.pack(">IH", 5, 0)))
-        self.assertIn("Input/output error", str(error))
-
-    def test_reply_that_is_no_chunk_is_refused(self) -> None:
-        self.assertRaises(ProtocolViolated, self.extents, b"x" * 20)
-
-    def test_server_that_hangs_up_is_told(self) -> None:
-        self.assertRaises(NotServing, self.extents, b"")
+    def test_replies_that_give_no_extents(self) -> None:
+        for reply, kind, why in (
+            (self.status(), ProtocolViolated, ""),
+            (chunk((1 << 15) + 1, struct.pack(">IH", 5, 0)), ProtocolViolated, "Input/output error"),
+            (b"x" * 20, ProtocolViolated, ""),
+            (b"", NotServing, ""),  # it hangs up
+        ):
+            self.assertIn(why, str(self.assertRaises(kind, self.extents, reply)))
 
 
 class FlushTest(ProbeCase):
@@ -251,14 +234,10 @@ class FlushTest(ProbeCase):
         self.serve(script)
         self.client().flush()
 
-    def test_simple_reply(self) -> None:
+    def test_only_a_reply_without_an_error_is_a_flush(self) -> None:
         self.flush(struct.pack(">IIQ", 0x67446698, 0, 1))
-
-    def test_simple_error(self) -> None:
-        self.assertRaises(ProtocolViolated, self.flush, struct.pack(">IIQ", 0x67446698, 28, 1))
-
-    def test_garbage(self) -> None:
-        self.assertRaises(ProtocolViolated, self.flush, b"x" * 16)
+        for reply in (struct.pack(">IIQ", 0x67446698, 28, 1), b"x" * 16):
+            self.assertRaises(ProtocolViolated, self.flush, reply)
 
 
 class ZeroTest(ProbeCase):
@@ -291,3 +270,18 @@ class CloseTest(ProbeCase):
         client.close()
         client.close()
         self.assertEqual(-1, client.fileno())
+
+
+class HoldingServerTest(ProbeCase):
+    """The client against the server that answers no request."""
+
+    def test_clients_are_told_the_size_under_any_name_and_closing_hangs_up_and_leaves_nothing(self) -> None:
+        server = HoldingServer(self.path, SIZE)
+        clients = [Client(self.path, name, timeout=120) for name in ("img", "another")]
+        for client in clients:
+            self.addCleanup(client.close)
+            self.assertEqual(SIZE, client.size)
+        server.close()
+        self.assertEqual([], list(self.path.parent.iterdir()))
+        with socket.socket(fileno=socket.dup(clients[0].fileno())) as connection:
+            self.assertEqual(b"", connection.recv(1))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import struct
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
 from testtools import TestCase
 
@@ -18,6 +15,7 @@ from drivers.nbd.endpoints import socket_of
 from drivers.nbd.hold import HoldingServer
 from tests.others import as_nobody
 from tests.patience import PATIENCE
+from tests.unit.virtman.scene import folder_for
 from tests.userspace.drivers.hosts import until
 
 IMAGE = Image("img", 1 << 20, f"sha256:{'a' * 64}")
@@ -54,8 +52,7 @@ class RouteCase(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = folder_for(self)
         self.lost: list[str] = []
         place = Place(self.folder, self.folder, host="here", address="")
         self.now = 1000.0
@@ -118,8 +115,7 @@ class FailOverTest(RouteCase):
 
 class DeniedTest(TestCase):
     def test_a_parent_that_this_user_may_not_connect_to_is_none(self) -> None:
-        folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         folder.chmod(0o777)
         for name, mode in (("shut", 0o700), ("open", 0o711)):
             (folder / name).mkdir(mode=mode)

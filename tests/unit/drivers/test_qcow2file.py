@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
-import tempfile
-from pathlib import Path
 
 import testtools
 from hypothesis import given
@@ -13,6 +10,7 @@ from hypothesis import strategies as st
 
 from drivers.errors import BadDisk
 from drivers.qemu.qcow2file import Header, is_empty, read_header
+from tests.unit.virtman.scene import folder_for
 
 
 def header(*, version: int = 3, size: int = 1 << 30, backing: bytes = b"", features: int = 0) -> bytes:
@@ -24,21 +22,16 @@ def header(*, version: int = 3, size: int = 1 << 30, backing: bytes = b"", featu
 class HeaderTest(testtools.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         self.path = folder / "disk"
 
     def read(self, content: bytes) -> Header:
         self.path.write_bytes(content)
         return read_header(self.path)
 
-    def test_plain_header(self) -> None:
+    def test_size_backing_name_and_features(self) -> None:
         self.assertEqual(Header(1 << 30, None, False, False, False, 0, 0, 0), self.read(header()))
-
-    def test_backing_name(self) -> None:
         self.assertEqual("json:{}", self.read(header(backing=b"json:{}")).backing)
-
-    def test_features(self) -> None:
         self.assertTrue(self.read(header(features=1)).dirty)
         self.assertTrue(self.read(header(features=2)).corrupt)
         self.assertTrue(self.read(header(features=4)).external_data)

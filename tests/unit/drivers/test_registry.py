@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
-from pathlib import Path
 
 import testtools
 
 from drivers.cache.qcow2 import Qcow2Cache
 from drivers.errors import UnknownDriver
 from drivers.registry import load
+from tests.unit.virtman.scene import folder_for
 
 
 class RegistryTest(testtools.TestCase):
@@ -19,8 +17,7 @@ class RegistryTest(testtools.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        folder = Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         package = folder / "theirs-1.0.dist-info"
         package.mkdir()
         (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

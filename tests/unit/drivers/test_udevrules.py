@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
 from testtools import TestCase
 
 from drivers.kernel import udevrules
 from drivers.names import STATE
 from tests.unit.logs import Logged
+from tests.unit.virtman.scene import folder_for
 
 
 class LeaveAloneTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = folder_for(self)
         known = list(udevrules._folders)
         self.addCleanup(udevrules._folders.__setitem__, slice(None), known)
 

@@ -42,13 +42,6 @@ class WatchTest(TestCase):
         self.assertIn(Death("lookout", 2, "ValueError('a bug')", running=True), deaths())
         self.assertIn("thread lookout died", " ".join(heard.lines))
 
-    def test_one_that_lives_is_not_reported(self) -> None:
-        act = Act()
-        watch = self.watch(act)
-        act.settled.wait()
-        self.assertIsNone(watch.death)
-        self.assertNotIn("lookout", [death.thread for death in deaths()])
-
     def test_pauses_grow_up_to_a_bound_and_the_first_one_follows_a_long_life(self) -> None:
         for last, lived, pause in (
             (0, 0, FIRST_PAUSE),
