@@ -17,11 +17,10 @@ _DESCRIPTOR_FORMATS = frozenset({0x72, 0x73})  # SPC-4, 4.5.1: the sense key is 
 
 @dataclass(frozen=True)
 class Answer:
-    """``status`` and ``sense_key`` as in SPC-4; ``delivered`` is False when the command did not reach the disk."""
+    """As in SPC-4."""
 
     status: int
     sense_key: int
-    delivered: bool
 
 
 class _Header(ctypes.Structure):
@@ -75,4 +74,4 @@ def send(disk: Path, command: bytes, data: bytes = b"") -> Answer:
     finally:
         os.close(fd)
     key = sense.raw[1 if sense.raw[0] & 0x7F in _DESCRIPTOR_FORMATS else 2] & 0x0F
-    return Answer(header.status, key, header.host_status == 0)
+    return Answer(header.status, key)

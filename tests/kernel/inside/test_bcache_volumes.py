@@ -388,16 +388,6 @@ class VolumesTest(BcacheCase):
         self.assertEqual(("kept",), self.images(self.default), "it was sent away for nothing")
         self.assert_reads(image, path)
 
-    def test_an_image_that_has_lost_its_volume_joins_one(self) -> None:
-        image, base = self.new_base(size=IMAGE)
-        path = self.opened(image, base)
-        (below,) = devmapper.names("virtman-cacheof-")
-        bcachedev.detach(below)
-        self.assertEqual((), self.images(self.default))
-        self.tend()
-        self.assertEqual(("base",), self.images(self.default))
-        self.assert_reads(image, path)
-
     def test_a_volume_that_refuses_an_image_for_another_reason_keeps_what_it_holds(self) -> None:
         image, base = self.new_base(size=IMAGE)
         path = self.opened(image, base)

@@ -60,14 +60,6 @@ class MapsTest(TestCase):
             error = self.assertRaises(OSError, act)
             self.assertEqual((number, True), (error.errno, about in str(error)))
 
-    def test_a_map_gets_another_table(self) -> None:
-        name = "virtman-test-whole"
-        self.addCleanup(devmapper.remove, name)
-        devmapper.create(name, [ZEROS])
-        devmapper.reload(name, [ZEROS, "2048 2048 zero"])
-        self.assertEqual(2, len(devmapper.table(name).splitlines()))
-        self.assertEqual(2 << 20, len(devmapper.map_path(name).read_bytes()))
-
     def test_maps_are_listed_by_the_beginning_of_their_names_however_many_there_are(self) -> None:
         names = {self.half(f"virtman-test-{number:02}-{'long' * 25}") for number in range(40)}
         self.assertEqual(names, devmapper.names("virtman-test-"))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from drivers.base import Device, Image, Place
-from drivers.cache.dmcache import BLOCK, DmCache
+from drivers.cache.dmcache import DmCache
 from drivers.kernel import devmapper, loopdev
 from tests.kernel.inside import caches
 from tests.kernel.inside.baddisk import BadDisk
@@ -68,14 +68,6 @@ class DmCacheTest(DmCacheCase, caches.SharedCase):
         # Less than all, since udev probes the loop device each time: half a MiB.
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
 
-    def test_heartbeats_move_what_was_read_into_the_cache(self) -> None:
-        image, base = self.new_base(size=SMALL)
-        self.assert_reads(image, self.opened(image, base))
-        self.heartbeats(image)
-        used, total = devmapper.status(self.inner(image)).split()[6].split("/")
-        self.assertEqual((SMALL // BLOCK, SMALL // BLOCK), (int(used), int(total)))
-        self.assertGreater(self.cache.stats(image).file_bytes, image.size)
-
     def test_an_opening_that_was_cut_short_is_finished_and_keeps_what_is_held(self) -> None:
         image, base = self.new_base(size=SMALL)
         path = self.opened(image, base)
@@ -113,16 +105,6 @@ class DmCacheTest(DmCacheCase, caches.SharedCase):
                 file.write_bytes(bytes_left)
             self.assert_reads(image, self.opened(image, base))
             self.cache.close(image)
-
-    def test_a_cache_that_fails_is_passed_by(self) -> None:
-        image, base = self.new_base(size=SMALL)
-        path = self.opened(image, base)
-        self.assert_reads(image, path)
-        self.cache.stats(image)
-        devmapper.reload(self.inner(image), [f"0 {SMALL // 512} error"])
-        self.assert_reads(image, path)
-        self.assert_reads(image, path, 4096)
-        self.assertIn("RA", devmapper.status(path.name))
 
     def test_a_bad_sector_of_the_caches_disk_is_read_from_the_parents(self) -> None:
         disk = BadDisk(self, self.folder)
@@ -190,9 +172,3 @@ class DmCacheTest(DmCacheCase, caches.SharedCase):
         devmapper.create(inner, [table])
         self.cache.open(image, base)
         return between.name
-
-    def test_writes_are_refused(self) -> None:
-        image, base = self.new_base(size=SMALL)
-        path = self.opened(image, base)
-        with path.open("r+b", buffering=0) as file:
-            self.assertRaises(PermissionError, file.write, b"w" * 512)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from drivers.base import Device, Place
 from drivers.errors import BadDisk, BadName, DiskInUse, NoSpace, NotPossible, SnapshotMissing, VmDiskMissing
-from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
 from drivers.snapshot.disks import DISK_PREFIX
 from drivers.snapshot.dmsnapshot import BASE_PREFIX, DmSnapshotDisks
@@ -43,11 +42,6 @@ class SnapshotCase(DiskCase):
             loopdev.detach(store)
         self.driver = self.new_driver()
 
-    def opened(self, vm: str = "vm1") -> Path:
-        path = self.driver.open(vm).path
-        assert path is not None
-        return path
-
     def left(self) -> list[str]:
         return [path.name for path in (self.folder / "dmsnapshot").iterdir()]
 
@@ -64,12 +58,6 @@ class OtherFilesTest(SnapshotCase):
 
 
 class EveryDriverTest(disks.EveryDriver, SnapshotCase):
-    def test_fio_reads_what_it_wrote(self) -> None:
-        path = self.create(size=SIZE + 4 * MIB)
-        job = ["--name=v", f"--filename={path}", "--direct=1", "--ioengine=libaio", "--iodepth=8", "--rw=randwrite"]
-        run(["fio", *job, "--bsrange=512-128k", "--verify=crc32c", "--verify_fatal=1"], timeout=300)
-        assert_valid(self, "vm1")
-
     def test_a_new_disk_never_shows_writes_of_one_whose_deletion_was_cut_off(self) -> None:
         write(self.create("vm1"), 0, b"secret" * 1024)
         self.crash()
@@ -234,8 +222,7 @@ class SpaceTest(SnapshotCase):
             assert path is not None
             data = os.urandom(size)
             self.write_all(path, data)
-            assert_valid(self, "vm1")
-            used, total = devmapper.status(DISK_PREFIX + "vm1").split()[3].split("/")
+            used, total = devmapper.status(DISK_PREFIX + "vm1").split()[3].split("/")  # else the kernel gave it up
             self.assertEqual(int(used), int(total))
             self.crash()
             self.assertEqual(data, self.opened().read_bytes())
@@ -250,9 +237,3 @@ class SpaceTest(SnapshotCase):
             for offset in order:
                 os.pwrite(file.fileno(), data[offset : offset + CHUNK // 2], offset)
             os.fsync(file.fileno())
-
-
-def assert_valid(case: SnapshotCase, vm: str) -> None:
-    """The kernel has not given up the disk."""
-    said = devmapper.status(DISK_PREFIX + vm)
-    case.assertRegex(said, r"snapshot \d+/\d+ \d+$")

@@ -124,9 +124,7 @@ class SnapshotsCase(ThinCase):
 
     def begins(self, vm: str = "vm1") -> bytes:
         """How a disk begins, once it is opened."""
-        path = self.driver.open(vm).path
-        assert path is not None
-        with path.open("rb") as file:
+        with self.opened(vm).open("rb") as file:
             return file.read(4)
 
     @contextmanager
@@ -523,8 +521,7 @@ class MetadataTest(ThinCase):
         write(self.create(), 0, b"before")
         self.crash()
         mark_for_check(self.folder / "thin" / "meta")
-        path = self.driver.open("vm1").path
-        assert path is not None
+        path = self.opened()
         write(path, 512, b"after")
         self.assertEqual((b"before", b"after"), (path.read_bytes()[:6], path.read_bytes()[512:517]))
 

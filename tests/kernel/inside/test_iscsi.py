@@ -297,14 +297,6 @@ class IscsiTest(IscsiCase):
         self.assertEqual([PathState.ACTIVE], self.states())
         self.assertEqual(table, devmapper.table(path.name))
 
-    def test_parent_that_serves_other_content_is_no_path(self) -> None:
-        self.publish()
-        other = Image(self.image.name, SIZE, "sha256:" + "0" * 64)
-        self.attach.connect(other, [self.parent])
-        wait_until(lambda: list(Path("/sys/class/iscsi_session").glob("*/device/target*/*:0/block/*")) != [])
-        self.assertEqual([PathState.LOST], self.states())
-        self.assertIn("queue_if_no_path 0 0 0", devmapper.table(f"virtman-attach-{self.image.name}"))
-
     def test_parent_that_goes_is_told_of_and_taken_back(self) -> None:
         self.publish()
         self.replace_driver(SOON)
@@ -433,16 +425,6 @@ class IscsiTest(IscsiCase):
         file = self.folder / "image"
         good = rtslib_fb.FileIOStorageObject(f"{MODEL}good", dev=str(file), size=SIZE, wwn=serial_of(self.image))
         return self.parent_with(self.made(good))
-
-    def test_update_takes_parents_in_and_out_of_the_map(self) -> None:
-        self.publish()
-        path = self.attach.connect(self.image, [GONE]).path
-        assert path is not None
-        self.assertFalse(self.attach.update(self.image, [GONE, self.parent]))
-        self.assertEqual(self.content, self.read(path))
-        self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
-        self.assertFalse(self.attach.update(self.image, [GONE]))
-        self.assertIn("queue_if_no_path 0 0 0", devmapper.table(path.name))
 
     def test_update_that_failed_is_done_by_the_same_list_again(self) -> None:
         self.publish()

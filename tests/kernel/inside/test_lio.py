@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from drivers.base import Child, Device, Image, Place
 from drivers.errors import BadDevice, CommandFailed
 from drivers.export.lio import LioExport
 from drivers.host.command import run
-from drivers.iscsi.names import initiator_name, target_name
+from drivers.iscsi.names import target_name
 from drivers.kernel import devmapper, loopdev
 from tests.contracts import drivers as contracts
 from tests.kernel.inside import iscsi_tools, rtslibwarns
@@ -164,12 +163,6 @@ class ContractTest(LioCase, contracts.ExportContract):
 class LioTest(LioCase):
     """What holds for this driver."""
 
-    def test_reserved_target_has_no_disk_yet(self) -> None:
-        self.export.reserve(self.image.name)
-        self.assertEqual("iscsi://127.0.0.1:3260", self.export.address)
-        self.assertEqual("1", (CONFIGFS / self.target / "tpgt_1/enable").read_text().strip())
-        self.assertTrue((CONFIGFS / self.target / "tpgt_1/np" / PORTAL).is_dir())
-
     def test_allowed_host_reads_what_was_published_and_so_do_own_disks(self) -> None:
         self.serve()
         self.assertTrue(self.export.serving(self.image.name))
@@ -202,17 +195,6 @@ class LioTest(LioCase):
         run(["udevadm", "settle"])  # it may have the device open for a look
         self.assertEqual(None, loopdev.device_of(self.folder / self.image.name))
 
-    def test_disk_reaches_a_child_that_logged_in_before_it_was_there(self) -> None:
-        self.export.reserve(self.image.name)
-        self.export.allow(self.image.name, [Child(HOST, SECRET)])
-        self.log_in()
-        self.assertIs(None, iscsi_tools.disk_of(self.target))
-        self.publish()
-        iscsi_tools.rescan(self.target)
-        disk = iscsi_tools.disk_of(self.target)
-        assert disk is not None
-        self.assertEqual(self.content, disk.read_bytes())
-
     def test_host_that_was_not_named_or_has_a_wrong_secret_is_refused(self) -> None:
         self.publish()
         for child in (Child("somebody-else", SECRET), Child(HOST, "another secret")):
@@ -226,13 +208,6 @@ class LioTest(LioCase):
         wait_until(lambda: not self.names_in())
         log_out(self.target, PORTAL)
         self.assertEqual(LOGIN_REFUSED, self.assertRaises(CommandFailed, self.attach).code)
-
-    def test_only_the_named_hosts_have_acls(self) -> None:
-        self.publish()
-        self.export.allow(self.image.name, [Child("h1", SECRET), Child("H_2", SECRET)])
-        self.export.allow(self.image.name, [Child("H_2", SECRET), Child("h3", SECRET)])
-        self.assertEqual({initiator_name("H_2"), initiator_name("h3")}, self.names_in())
-        self.assertEqual("0", (CONFIGFS / self.target / "tpgt_1/attrib/generate_node_acls").read_text().strip())
 
     def test_host_whose_read_waits_is_sent_away_and_holds_nobody_up(self) -> None:
         self.publish()
@@ -287,17 +262,6 @@ class LioTest(LioCase):
         answers = iscsi_tools.reserve(sibling), iscsi_tools.register(sibling)
         self.assertEqual([CHECK_CONDITION] * 2, [answer.status for answer in answers])
         self.assertEqual(self.content, disk.read_bytes())
-
-    def test_same_image_has_the_same_serial_on_every_host(self) -> None:
-        twin = Image("twin", self.image.size, self.image.digest)
-        shutil.copy(self.folder / self.image.name, self.folder / "twin")
-        self.addCleanup(self.export.withdraw, "twin")
-        for image in (self.image, twin):
-            self.export.publish(image, self.device_of(image))
-        serials = [
-            path.read_text() for path in Path("/sys/kernel/config/target/core").glob("*/virtman-*/wwn/vpd_unit_serial")
-        ]
-        self.assertEqual((2, 1), (len(serials), len(set(serials))))
 
     def test_replacing_the_device_is_no_error_to_a_reader(self) -> None:
         self.serve()
@@ -418,12 +382,3 @@ class LioTest(LioCase):
         with ExpectedException(BadDevice):
             self.export.publish(self.image, Device(SIZE, self.folder / "missing"))
         self.assertFalse(self.export.serving(self.image.name))
-
-    def test_long_names_that_differ_only_in_case_have_their_own_targets(self) -> None:
-        names = ["a_b", "a-b", "A-b", "a-B"]
-        self.assertEqual(len(names), len({target_name(HOST, name) for name in names}))
-        for name in names:
-            self.addCleanup(self.export.withdraw, name)
-            self.export.reserve(name)
-        self.assertEqual(set(names), self.export.existing())
-        run(["targetcli", "ls", "/iscsi"])

@@ -80,22 +80,6 @@ class LoopsTest(TestCase):
         udevrules.leave_alone(link)
         self.assertEqual((False, True), (before, self.is_left_alone(link / "after")))
 
-    def test_the_journal_does_not_fill_with_what_our_devices_are_said_to_lack(self) -> None:
-        udevrules.leave_alone(self.folder)
-        file = self.folder / "quiet"
-        cursor = run(["journalctl", "--quiet", "--lines=0", "--show-cursor"]).stdout.removeprefix("-- cursor: ").strip()
-        self.assertTrue(self.is_left_alone(file))
-        run(["journalctl", "--sync"])
-        said = run(["journalctl", "--quiet", f"--after-cursor={cursor}", "--identifier=55-scsi-sg3_id.rules"]).stdout
-        self.assertNotIn(f"{loopdev.attach(file).name} ", said)
-
-    def test_a_folder_that_no_rule_can_name_is_said_and_the_rules_stay_whole(self) -> None:
-        before = udevrules.rules()
-        with self.assertLogs("drivers.kernel.udevrules", "WARNING") as logged:
-            udevrules.leave_alone(self.folder / 'a"|*')
-        self.assertIn('a"|*', logged.output[0])
-        self.assertEqual(before, udevrules.rules())
-
     def is_left_alone(self, file: Path) -> bool:
         """Whether udev does not probe the loop device of a file."""
         file.write_bytes(bytes(1 << 20))

@@ -70,11 +70,6 @@ class Waiting(TestCase):
         self.assertRaises(subprocess.TimeoutExpired, reader.wait, WAITS)
         return reader
 
-    def test_a_read_of_the_parents_map_fails(self) -> None:
-        reader = self.waiting_reader(self.base)
-        self.attach.abandon(self.image.name)
-        self.assertNotEqual(0, reader.wait(PATIENCE))
-
     def test_a_read_of_the_cache_fails_and_all_goes(self) -> None:
         reader = self.waiting_reader(self.cache.open(self.image, self.base))
         self.attach.abandon(self.image.name)
