@@ -81,11 +81,6 @@ class SystemsTest(testtools.TestCase):
             self.assertEqual((3, ""), (done.returncode, done.stderr.decode()))
             self.assertEqual(f"{action} 0007 {' '.join(arguments)}\n", done.stdout.decode())
 
-    def test_disks_of_images_are_not(self) -> None:
-        write(self.folder / "etc/tm/virtman/virtman.conf", "nonsense")
-        for line in ("delete h:/ds/0/42/disk.1 42 100", "resize h:/ds/0/42/disk.1 9 42 100"):
-            self.assertIn(b"virtman.conf, line 1", run("tm", *line.split(), remotes=self.folder).stderr)
-
 
 SSH = """#!/bin/sh
 cd "$(dirname "$0")" || exit

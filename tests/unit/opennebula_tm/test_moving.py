@@ -95,10 +95,6 @@ class MoverTest(StepsTestCase):
         self.assertEqual(["host-1 describe", "host-1 forward", "host-2 receive"], self.done())
         self.assertTrue(self.stored.there)
 
-    def test_a_disk_that_goes_to_another_datastore_of_its_host_stays(self) -> None:
-        self.mover.relocate(self.here, "/dev/x", self.stored)
-        self.assertEqual([["host-1", "moved", *self.lock(self.here), self.here.link, "/dev/x", ""]], self.steps())
-
     def test_a_resume_hands_the_stream_over_and_then_removes_it(self) -> None:
         self.store()
         self.says("host-2", "receive", "/dev/new\n")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from lab.opennebula import Answer, Fate, Image, Vm
 from tests.userspace.opennebula.cloud import BASE, OTHER_SYSTEM, SYSTEM, CloudTestCase
 
@@ -42,14 +40,6 @@ class DataTest(CloudTestCase):
     def streams(self) -> list[str]:
         """What the front end has of disks of stopped VMs."""
         return [str(path) for path in self.frontend.datastores().glob("*/.virtman/*")]
-
-    @pytest.mark.long
-    def test_what_was_stopped_once_does_not_win_over_a_disk_that_moves(self) -> None:
-        vm = self.started(self.add_image(7))
-        self.resumed_by_an_operator(vm)
-        self.lose_answer("moved", lambda: self.one.migrate(vm, "host-2", SYSTEM))
-        self.ok(self.one.recover_retry(vm))
-        self.reads(vm, 0, 2)
 
     def test_what_was_stopped_once_does_not_win_over_a_persistent_disk(self) -> None:
         image = self.add_image(7, persistent=True)
@@ -88,18 +78,6 @@ class DataTest(CloudTestCase):
                 late.release()
         self.refused(answer.result(), "is not on this host")
         self.reads(vm, 0, 1)
-
-    @pytest.mark.long
-    def test_a_disks_number_that_another_image_had_before(self) -> None:
-        seven, nine = self.add_image(7, persistent=True), self.add_image(9, byte=0x99)
-        vm = self.vm(self.add_image(5))
-        self.ok(self.one.deploy(vm, "host-1", SYSTEM))
-        for image, step in ((seven, "describe"), (nine, "destroy")):
-            self.frontend.exchange.plan(Fate.FAIL, host="host-1", matching=f"{STEP}{step} ")
-            disk = self.one.disk_of(image, 1, self.system, DRIVER="qcow2")
-            self.assertFalse(self.one.attach(vm, disk, hypervisor=False).ok)
-        self.ok(self.one.attach(vm, self.one.disk_of(seven, 1, self.system, DRIVER="qcow2")))
-        self.reads(vm, 1, BASE)
 
     def test_a_guest_that_froze_late_is_thawed(self) -> None:
         vm = self.vm(self.add_image(7))
