@@ -113,7 +113,7 @@ class Agent:
         log.info("all images are suspended: %s", ", ".join(record.name for record in records) or "there are none")
 
     def repair(self) -> models.Repaired:
-        """Make what the records say true. Raises Suspended, RepairIncomplete with every error."""
+        """Make what the records say true. Raises Suspended, VirtmanError with every error."""
         self.stacks.check_not_suspended()
         done = self.upkeep.repair()
         self.heartbeat.soon()

@@ -62,7 +62,7 @@ MAX_ECHO = 80
 
 OURS: tuple[tuple[type[Exception], type[VirtmanError]], ...] = (
     (driver_errors.NoSpace, errors.NoRoom),
-    (driver_errors.BadVolume, errors.BadVolume),
+    (driver_errors.BadVolume, errors.BadRequest),
     (driver_errors.DiskInUse, errors.DiskBusy),
     (driver_errors.DeviceInUse, errors.DiskBusy),
     (driver_errors.VolumeInUse, errors.DiskBusy),

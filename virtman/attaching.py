@@ -7,7 +7,7 @@ The record of the VM that uses a disk names it. While it does, the disk is chang
 from __future__ import annotations
 
 from drivers.errors import DriverError
-from virtman.errors import BadRequest, NeverBooted
+from virtman.errors import BadRequest, Conflict
 from virtman.operations import Kind
 from virtman.records import ATTACH_DISK, DETACH_DISK, VmRecord
 from virtman.vms import Vms
@@ -16,7 +16,7 @@ from virtman.vms import Vms
 def attach(vms: Vms, vm: str, disk: str) -> None:
     """Let a VM use a disk besides its own, at once if it runs; a disk that it has already is fine.
 
-    Raises UnknownVm, NeverBooted, BadRequest, DiskAttached, VmSaved, DriverError, HypervisorError; after an error the
+    Raises UnknownVm, Conflict, BadRequest, VmSaved, DriverError, HypervisorError; after an error the
     VM does not have the disk, or, if that is logged, gives it back later.
     """
     with vms.holding(vm, disk):
@@ -33,7 +33,7 @@ def attach(vms: Vms, vm: str, disk: str) -> None:
 def _check(vms: Vms, record: VmRecord, disk: VmRecord) -> None:
     vms.require_here(record)
     if record.boot is None:
-        raise NeverBooted(f"vm {record.name!r} was never booted; a disk is attached to a VM that was")
+        raise Conflict(f"vm {record.name!r} was never booted; a disk is attached to a VM that was")
     if disk.boot is not None:
         raise BadRequest(f"{disk.name!r} is a VM that was booted; what is attached is a disk of 'virtman create'")
     vms.require_detached(disk)

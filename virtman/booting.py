@@ -6,10 +6,10 @@ import logging
 
 from virtman import creating
 from virtman.errors import (
+    Conflict,
     HostTrouble,
     HypervisorAbsent,
     HypervisorError,
-    NeverBooted,
     NoRoom,
     VmRuns,
     VmSaved,
@@ -62,13 +62,13 @@ def _boot(
 def start(vms: Vms, name: str) -> None:
     """Start a VM again as it was booted before, or as others have changed it since; a VM that runs is left alone.
 
-    Raises UnknownVm, NeverBooted, and as ``boot``.
+    Raises UnknownVm, Conflict, and as ``boot``.
     """
     with vms.holding(name):
         _resume_to_start(vms, name)
         record = vms.record(name)
         if record.boot is None:
-            raise NeverBooted(f"vm {name!r} was never booted, so nothing is known of its machine; use virtman boot")
+            raise Conflict(f"vm {name!r} was never booted, so nothing is known of its machine; use virtman boot")
         _boot(vms, record, vms.machines.machine(name) or record.boot, None, None)
 
 

@@ -108,7 +108,7 @@ def remove(stacks: Stacks, key: str, publishing: str = "") -> int:
 
 
 def discard(stacks: Stacks, digests: Collection[str]) -> None:
-    """Delete the data of images that were withdrawn. Raises RepairIncomplete with all errors."""
+    """Delete the data of images that were withdrawn. Raises VirtmanError with all errors."""
     _, failed = _remove_all(stacks, map(key_of, digests))
     raise_all(failed)
 

@@ -127,7 +127,7 @@ class AgentClient:
     def _export(
         self, call: LongCall[models.Exported], file: Path, image_format: str, on_progress: OnProgress, **names: str
     ) -> models.Exported:
-        """The file gets its name when all is well. Also raises FileExists, NoRoom, HostTrouble for it."""
+        """The file gets its name when all is well. Also raises Conflict, NoRoom, HostTrouble for it."""
         from virtman.fdpassing import pass_to
         from virtman.newfile import new_file
 

@@ -60,7 +60,7 @@ def _name(file: Path | Passed) -> str:
 
 
 def _check_target(file: Path | Passed) -> None:
-    """Raises BadRequest, FileExists, before anything is done for a file that cannot be written."""
+    """Raises BadRequest, Conflict, before anything is done for a file that cannot be written."""
     if isinstance(file, Passed):
         check_writable(file.fd, file.name)
     else:
@@ -71,7 +71,7 @@ def fill(file: Path | Passed, content: Content, image_format: str, store: ImageS
     """Write a disk into a file that a caller passed, or into a new one, which is not there after an error.
 
     qemu-img reads what it writes of a qcow2 file: the caller must not be able to change that meanwhile, so it is
-    written in the agent's own folder first. Raises BadRequest, FileExists, NoRoom, HostTrouble.
+    written in the agent's own folder first. Raises BadRequest, Conflict, NoRoom, HostTrouble.
     """
     if not isinstance(file, Passed):
         with new_file(file) as made:

@@ -162,7 +162,7 @@ def destroy(vms: Vms, name: str, permit: Permit = anything) -> None:
     """Remove a VM and its disk for good, and end what is being received for it. Disks of others that it uses stay.
 
     Its power is cut at once: what another operation awaits of the VM may never come, from a parent that is gone, say.
-    Raises UnknownVm, Forbidden, DiskAttached, StateDamaged, DriverError, HypervisorError.
+    Raises UnknownVm, Forbidden, Conflict, StateDamaged, DriverError, HypervisorError.
     """
     vms.require_permitted(name, permit)
     if vms.receiving.end(name, f"vm {name!r} was destroyed while it was received"):

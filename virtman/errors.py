@@ -35,10 +35,6 @@ class BadSize(BadRequest):
     """A VM's disk cannot have this size."""
 
 
-class BadVolume(BadRequest):
-    """A file or device that cannot be a volume of the cache."""
-
-
 class BadDevice(BadRequest):
     """A device that cannot be read through the cache."""
 
@@ -101,28 +97,12 @@ class VmMoving(Conflict):
     """The VM comes from another host, and does not go on yet; or it went to another one."""
 
 
-class DiskChanged(Conflict):
-    """A VM's disk is not what was sent of it any more."""
-
-
-class DiskAttached(Conflict):
-    """The disk is attached to a VM."""
-
-
 class DiskBusy(Conflict):
     """Another program uses a VM's disk, a cached device or a cache volume."""
 
 
 class ImageExists(Conflict):
     """The name is taken by other content."""
-
-
-class FileExists(Conflict):
-    """There is a file already where one is to be written."""
-
-
-class StreamMisfit(Conflict):
-    """A stream is of another image, or does not continue what the VM's disk holds."""
 
 
 class ContentChanged(Conflict):
@@ -137,20 +117,12 @@ class OriginMissing(Conflict):
     """The file or device of an image in place is missing, or cannot be opened; it may come back."""
 
 
-class ImageUnlisted(Conflict):
-    """Volt does not list an image any more that this host has."""
-
-
 class ImageInUse(Conflict):
     """Hosts other than its origins still have the image."""
 
 
 class ImageWithdrawn(Conflict):
     """The image is withdrawn: only hosts that have it may use it."""
-
-
-class NeverBooted(Conflict):
-    """The VM has a disk, and nothing is recorded of a machine to start."""
 
 
 class Interrupted(Conflict):
@@ -232,10 +204,6 @@ class ConfigError(VirtmanError):
 
 class CallerGone(VirtmanError):
     """The caller hung up."""
-
-
-class RepairIncomplete(VirtmanError):
-    """Repair or teardown went on after errors; the message has them all."""
 
 
 class AgentUnreachable(VirtmanError):

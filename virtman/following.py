@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from drivers.base import Child, Parent
-from virtman.errors import ContentChanged, CoordinatorDown, ImageUnlisted, UnknownImage
+from virtman.errors import Conflict, ContentChanged, CoordinatorDown, UnknownImage
 from virtman.records import ImageRecord, Role
 from virtman.serving import admit_recorded, restore
 from virtman.stacks import Stacks
@@ -68,20 +68,20 @@ def _follow(stacks: Stacks, record: ImageRecord, assignment: Assignment) -> None
 def rejoin(stacks: Stacks, name: str) -> None:
     """Take a place in the tree again: Volt has forgotten that this host has the image, after its lease ended, say.
 
-    Raises ContentChanged, ImageUnlisted, CoordinatorDown, DriverError.
+    Raises ContentChanged, Conflict, CoordinatorDown, DriverError.
     """
     with stacks.holding(name) as record:
         if record is None or not record.steady:
             return
         if record.role is Role.ORIGIN:
-            raise ImageUnlisted(
+            raise Conflict(
                 f"Volt does not list this host as an origin of image {name!r} any more; publish it again, or give"
                 f" it up: virtman unpublish {name}"
             )
         try:
             content = stacks.volt.image(name).digest
         except UnknownImage as error:
-            raise ImageUnlisted(f"Volt does not list image {name!r} any more; its VMs here go on") from error
+            raise Conflict(f"Volt does not list image {name!r} any more; its VMs here go on") from error
         if content != record.digest:
             raise _content_changed(record)
         stacks.source.close(name)  # a Volt that has forgotten may count revisions anew

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from drivers.errors import NotPossible
-from virtman.errors import BadRequest, DiskChanged, NeverBooted, NotSupported, UnknownVm, VirtmanError, VmMoving, VmRuns
+from virtman.errors import BadRequest, Conflict, NotSupported, UnknownVm, VirtmanError, VmMoving, VmRuns
 from virtman.models import ABSENT, ANOTHER, ARRIVED, GIVEN_UP, MigrationSource
 from virtman.operations import Kind
 from virtman.records import ARRIVE, DESTROY, MIGRATE, Boot, VmRecord
@@ -26,7 +26,7 @@ NO_MOVES = "this host has disks of the kernel stack; VMs move to hosts of the us
 
 
 def migration_source(vms: Vms, vm: str) -> MigrationSource:
-    """What goes along with a VM's disk. Raises UnknownVm, NeverBooted, BadRequest, NotPossible, HypervisorError."""
+    """What goes along with a VM's disk. Raises UnknownVm, Conflict, BadRequest, NotPossible, HypervisorError."""
     _check(vms, vms.record(vm))
     return vms.machines.migration_source(vm)
 
@@ -39,7 +39,7 @@ def _check(vms: Vms, record: VmRecord) -> None:
             f"vm {vm!r} is being moved to {record.argument('to')} already; 'virtman migrate --abort' ends that"
         )
     if record.boot is None:
-        raise NeverBooted(f"vm {vm!r} was never booted; 'virtman send' and 'receive' move its disk")
+        raise Conflict(f"vm {vm!r} was never booted; 'virtman send' and 'receive' move its disk")
     if record.disks:
         raise BadRequest(f"vm {vm!r} has further disks, which do not move; detach them first: {record.disks[0]!r}")
     if not vms.vmdisks.moves_live:
@@ -64,7 +64,7 @@ def leave(vms: Vms, vm: str, uri: str, domain: str, snapshot: str, tell: Callabl
 
     ``snapshot``: the snapshot that was sent last, after which nothing but the VM may have changed its disk. ``tell``
     hears of bytes of memory moved, and in all. The VM is paused there when this returns, and gone from this host's
-    libvirt. Returns for how many seconds it has stood still. Raises UnknownVm, VmMoving, DiskChanged, HypervisorError,
+    libvirt. Returns for how many seconds it has stood still. Raises UnknownVm, VmMoving, Conflict, HypervisorError,
     as ``migration_source``, and as ``tell``; after an error the VM goes on here, or, if libvirt cannot tell, that is
     found out later.
     """
@@ -87,10 +87,10 @@ def leave(vms: Vms, vm: str, uri: str, domain: str, snapshot: str, tell: Callabl
 
 
 def _check_sent(record: VmRecord, snapshot: str) -> None:
-    """Whether the snapshot is the disk's newest, and has the disk's size. Raises DiskChanged."""
+    """Whether the snapshot is the disk's newest, and has the disk's size. Raises Conflict."""
     last = record.snapshot(snapshot)
     if last is None or record.current != snapshot or last.size != record.size:
-        raise DiskChanged(
+        raise Conflict(
             f"the disk of vm {record.name!r} got another snapshot or another size while it was sent; migrate it again"
         )
 
@@ -156,7 +156,7 @@ def check(vms: Vms, source: MigrationSource) -> None:
 def expect(vms: Vms, vm: str, source: MigrationSource) -> str:
     """Make ready for a VM whose disk is here. Returns the domain (XML) that libvirt is to make of it.
 
-    Asked again, it answers the same. Raises UnknownVm, VmRuns, DiskAttached, NotPossible, HypervisorError.
+    Asked again, it answers the same. Raises UnknownVm, VmRuns, Conflict, NotPossible, HypervisorError.
     """
     if not vms.vmdisks.moves_live:
         raise NotPossible(NO_MOVES)
@@ -174,7 +174,7 @@ def expect(vms: Vms, vm: str, source: MigrationSource) -> str:
 def give_up(vms: Vms, vm: str, snapshots: Collection[str]) -> str:
     """Destroy what has come of a VM with one of these snapshots, unless it goes on here already.
 
-    Returns one of ``ABSENT``, ``GIVEN_UP``, ``ARRIVED``, ``ANOTHER``; the last two are left alone. Raises DiskAttached,
+    Returns one of ``ABSENT``, ``GIVEN_UP``, ``ARRIVED``, ``ANOTHER``; the last two are left alone. Raises Conflict,
     DriverError, HypervisorError.
     """
     came = vms.records.get(vm)
@@ -204,12 +204,12 @@ def _is_own(record: VmRecord) -> bool:
 def arrive(vms: Vms, vm: str) -> None:
     """Let a VM go on that has come, with all that its disk has. A VM that has arrived is left alone.
 
-    Raises UnknownVm, NeverBooted, VmMoving if its memory or what it wrote last is not here, HypervisorError.
+    Raises UnknownVm, Conflict, VmMoving if its memory or what it wrote last is not here, HypervisorError.
     """
     with vms.changing(vm, arriving=True, gone=True) as record:
         if not record.arriving:
             if record.boot is None:
-                raise NeverBooted(f"vm {vm!r} does not come from another host, and was never booted here")
+                raise Conflict(f"vm {vm!r} does not come from another host, and was never booted here")
             return
         if not record.whole:
             raise VmMoving(f"vm {vm!r} has not come: its disk does not have what it wrote last")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.host.durable import sync
-from virtman.errors import BadRequest, FileExists
+from virtman.errors import BadRequest, Conflict
 from virtman.hostfiles import translate_os_errors
 
 _NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)
@@ -34,7 +34,7 @@ def new_file(path: Path) -> Iterator[NewFile]:
 
     If this process is killed nothing is left, but for a file system that has no files without names (open(2),
     O_TMPFILE): there a file beside it stays, whose name begins with a dot. If that file system has no hard links
-    either, an empty file named ``path`` may stay, too. Raises BadRequest, FileExists, NoRoom, HostTrouble.
+    either, an empty file named ``path`` may stay, too. Raises BadRequest, Conflict, NoRoom, HostTrouble.
     """
     check_new(path)
     with translate_os_errors(f"writing {path}"):
@@ -64,11 +64,11 @@ def open_path(fd: int) -> Path:
 
 
 def check_new(path: Path) -> None:
-    """Raises BadRequest or FileExists if no such file can be made."""
+    """Raises BadRequest or Conflict if no such file can be made."""
     if not path.parent.is_dir():
         raise BadRequest(f"{path.parent} is not a folder, so there can be no {path.name} in it")
     if os.path.lexists(path):
-        raise FileExists(f"{path} exists; remove it first, or name another file")
+        raise Conflict(f"{path} exists; remove it first, or name another file")
 
 
 def _give_name(fd: int, named: Path | None, path: Path) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from virtman.errors import RepairIncomplete
+from virtman.errors import VirtmanError
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,6 @@ def side_by_side(acts: Sequence[Callable[[], None]]) -> list[Exception]:
 
 
 def raise_all(failed: Sequence[Exception]) -> None:
-    """Raise RepairIncomplete with every error, if there is one."""
+    """Raise VirtmanError with every error, if there is one."""
     if failed:
-        raise RepairIncomplete("; ".join(str(error) for error in failed))
+        raise VirtmanError("; ".join(str(error) for error in failed))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from drivers.blocks import Blocks
-from virtman.errors import NoRoom, StreamMisfit
+from virtman.errors import Conflict, NoRoom
 from virtman.hostfiles import translate_os_errors
 from virtman.names import TEMPORARY
 from virtman.records import Snapshot
@@ -48,7 +48,7 @@ class Receiver:
         return last.name or self._name(last.parent)
 
     def fill(self, sections: Iterable[tuple[Section, Contents]]) -> None:
-        """Take all sections. Raises BadStream, StreamMisfit, DriverError, NoRoom, HostTrouble."""
+        """Take all sections. Raises BadStream, Conflict, DriverError, NoRoom, HostTrouble."""
         self._require_room(self._header.data)
         disks = self._vms.vmdisks
         again = self._base is None and len(starts(self._header)) > 1
@@ -69,7 +69,7 @@ class Receiver:
         if section.parent != self._at:
             size = disks.revert(self._vm, self._name(section.parent) or START).size
         if section.size < size:
-            raise StreamMisfit(f"a section of the stream has {section.size} bytes, and what it is over has {size}")
+            raise Conflict(f"a section of the stream has {section.size} bytes, and what it is over has {size}")
         if section.size > size:
             disks.resize(self._vm, section.size, None)
 

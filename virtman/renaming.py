@@ -17,7 +17,7 @@ from virtman.vms import Vms
 def rename(vms: Vms, vm: str, new: str, permit: Permit = anything) -> None:
     """Let a VM that is off be called ``new``. A VM that was ``vm`` before and is called so already is left alone.
 
-    Raises UnknownVm, Forbidden, VmExists, VmRuns, VmSaved, DiskAttached, DriverError, HypervisorError, DomainForeign;
+    Raises UnknownVm, Forbidden, VmExists, VmRuns, VmSaved, Conflict, DriverError, HypervisorError, DomainForeign;
     after an error it is called as before, or, if that is logged, is renamed later.
     """
     if vm == new:

@@ -16,7 +16,7 @@ from drivers.base import Device, Range
 from drivers.blocks import Blocks
 from virtman import creating, disks, hosting, models
 from virtman.convert import Progress
-from virtman.errors import BadRequest, StreamMisfit
+from virtman.errors import BadRequest, Conflict
 from virtman.hostfiles import translate_os_errors
 from virtman.operations import Kind
 from virtman.pipe import Caller
@@ -172,7 +172,7 @@ def receive(
 ) -> None:  # fmt: skip
     """Let there be the VM that a stream has, or let one go on to what it has, if it is one of what changed since.
 
-    Raises BadStream, StreamMisfit, VmExists, VmRuns, UnknownVm, UnknownImage, Forbidden, BadRequest,
+    Raises BadStream, Conflict, VmExists, VmRuns, UnknownVm, UnknownImage, Forbidden, BadRequest,
     DriverError, NoRoom, HostTrouble, and as ``chunks``; after an error all is as it was before.
     """
     reader = Reader(chunks)
@@ -186,7 +186,7 @@ def receive(
     else:
         with vms.changing(vm, permit, arriving=True) as record:
             if record.image != image:
-                raise StreamMisfit(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
+                raise Conflict(f"vm {vm!r} is of image {record.image!r}, not {image!r}")
             _check_image(reader.header, hosting.ensure(vms.images, image))
             if record.arriving:
                 _receive_last(vms, record, reader.header, fill)
@@ -232,23 +232,23 @@ def _receive_last(vms: Vms, record: VmRecord, header: Header, fill: Fill) -> Non
     """
     base = _base(record, header)
     if any(section.name is not None or section.size != record.size for section in header.sections):
-        raise StreamMisfit(f"vm {record.name!r} is arriving: its disk gets no snapshots and no other size now")
+        raise Conflict(f"vm {record.name!r} is arriving: its disk gets no snapshots and no other size now")
     vms.settle(record, whole=False)
     fill(Receiver(vms, record.name, header, base, own=True))
     vms.settle(record, whole=True)
 
 
 def _check_fits(vms: Vms, record: VmRecord, header: Header) -> Snapshot:
-    """The snapshot that the stream continues. Raises StreamMisfit, VmRuns, VmSaved, BadRequest, DriverError."""
+    """The snapshot that the stream continues. Raises Conflict, VmRuns, VmSaved, BadRequest, DriverError."""
     base = _base(record, header)
     present = {snapshot.id for snapshot in record.snapshots} | {snapshot.name for snapshot in record.snapshots}
     again = [section.name for section in header.sections if {section.id, section.name} & present]
     if again:
-        raise StreamMisfit(f"vm {record.name!r} has a snapshot {again[0]!r} already, and the stream has one, too")
+        raise Conflict(f"vm {record.name!r} has a snapshot {again[0]!r} already, and the stream has one, too")
     vms.require_off(record, "it receives anything")
     there = (record.current, record.size) == (base.name, base.size)
     if not there or vms.vmdisks.changes(record.name, None, base.name):
-        raise StreamMisfit(
+        raise Conflict(
             f"the disk of vm {record.name!r} has changed since snapshot {base.name!r}, which the stream continues;"
             f" 'virtman snapshot revert {record.name} {base.name}' gives that up"
         )
@@ -271,12 +271,12 @@ KINDS = {RECEIVE: Kind(undo=_unreceive)}
 
 
 def _base(record: VmRecord, header: Header) -> Snapshot:
-    """The snapshot that a stream continues. Raises StreamMisfit."""
+    """The snapshot that a stream continues. Raises Conflict."""
     base = next(
         (snapshot for snapshot in record.snapshots if snapshot.id == header.since and not snapshot.temporary), None
     )
     if base is None:
-        raise StreamMisfit(f"vm {record.name!r} has no snapshot that the stream continues; send it the whole VM")
+        raise Conflict(f"vm {record.name!r} has no snapshot that the stream continues; send it the whole VM")
     return base
 
 
@@ -287,6 +287,6 @@ def _names(header: Header) -> list[str]:
 
 def _check_image(header: Header, stack: ImageRecord) -> None:
     if stack.image.digest != header.image:
-        raise StreamMisfit(
+        raise Conflict(
             f"the stream is of another image than {stack.name!r}: of {header.image}, and that is {stack.image.digest}"
         )

@@ -18,7 +18,7 @@ from drivers.digests import digest_of
 from drivers.errors import DriverError
 from virtman import cleaning, serving
 from virtman.devices import Devices
-from virtman.errors import RepairIncomplete, StateDamaged
+from virtman.errors import StateDamaged, VirtmanError
 from virtman.hostdrivers import HostDrivers
 from virtman.imagekeeper import CONTENT, IMAGE, ImageKeeper
 from virtman.parallel import raise_all, side_by_side
@@ -84,7 +84,7 @@ class Upkeep:
     def repair(self) -> Mapping[str, list[str]]:
         """Have everything compared with its record now, and wait until what can be done is done.
 
-        Returns the names of the VMs, images, devices and orphans that something was done for. Raises RepairIncomplete
+        Returns the names of the VMs, images, devices and orphans that something was done for. Raises VirtmanError
         with every error, but for those of places in Volt's trees, and of images in place: a repair cannot end these.
         """
         before = self._needy()
@@ -94,7 +94,7 @@ class Upkeep:
         in_place = {IMAGE + record.name for record in self._stacks.records.all() if record.in_place is not None}
         failed = [why for key, why in self.queue.troubles().items() if key in set(keys) - in_place]
         if failed:
-            raise RepairIncomplete("; ".join(failed))
+            raise VirtmanError("; ".join(failed))
         after = self._needy()
         return {kind: sorted(names - after[kind]) for kind, names in before.items()}
 

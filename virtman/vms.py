@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from drivers.base import Device, VmDiskDriver
 from drivers.blocks import Blocks, open_blocks
 from drivers.host.locks import NamedLocks
-from virtman.errors import DiskAttached, UnknownVm, VmExists, VmMoving, VmRuns
+from virtman.errors import Conflict, UnknownVm, VmExists, VmMoving, VmRuns
 from virtman.hypervisor import Machines, Running
 from virtman.operations import Kind, Operations
 from virtman.pipe import Callers
@@ -208,12 +208,12 @@ class Vms:
                 permit(user)
 
     def require_detached(self, record: VmRecord) -> None:
-        """Raises DiskAttached, also for a disk that a VM may have whose record cannot be read."""
+        """Raises Conflict, also for a disk that a VM may have whose record cannot be read."""
         user = self.attached_to(record)
         if user is not None:
-            raise DiskAttached(f"disk {record.name!r} is attached to vm {user.name!r}; detach it there first")
+            raise Conflict(f"disk {record.name!r} is attached to vm {user.name!r}; detach it there first")
         if record.boot is None and (unreadable := self.records.unreadable()):
-            raise DiskAttached(
+            raise Conflict(
                 f"disk {record.name!r} may be attached to a VM whose record cannot be read: {', '.join(unreadable)};"
                 " see virtman status"
             )

@@ -139,7 +139,7 @@ class Scene:
         self.repair()
 
     def repair(self) -> None:
-        """What an agent does when it starts, until nothing can be done at once. Raises RepairIncomplete."""
+        """What an agent does when it starts, until nothing can be done at once. Raises VirtmanError."""
         upkeep = Upkeep(self.stacks, self.vms, self.drivers, self.devices, math.inf)
         self.released = upkeep.released
         upkeep.queue.start()

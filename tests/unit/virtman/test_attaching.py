@@ -13,15 +13,7 @@ from tests.unit.virtman.scene import Scene, damage
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from tests.unit.virtman.test_no_room import FullDisk
 from virtman import attaching, booting, creating, disks, renaming
-from virtman.errors import (
-    BadRequest,
-    DiskAttached,
-    HypervisorError,
-    NeverBooted,
-    UnknownVm,
-    VirtmanError,
-    VmRuns,
-)
+from virtman.errors import BadRequest, Conflict, HypervisorError, UnknownVm, VirtmanError, VmRuns
 from virtman.records import CRASH, FROZEN, OFF, RESIZE
 
 MIB = 1 << 20
@@ -97,11 +89,11 @@ class AttachTest(AttachCase):
         cases: list[tuple[str, str, type[VirtmanError]]] = [
             ("none", "data", UnknownVm),
             ("vm", "none", UnknownVm),
-            ("data", "vm", NeverBooted),
-            ("data", "data", NeverBooted),
+            ("data", "vm", Conflict),
+            ("data", "data", Conflict),
             ("vm", "vm", BadRequest),
             ("vm", "second", BadRequest),
-            ("vm", "other", DiskAttached),
+            ("vm", "other", Conflict),
         ]
         for vm, disk, error in cases:
             self.assertRaises(error, self.attach, vm, disk)
@@ -122,7 +114,7 @@ class AttachTest(AttachCase):
         def attach(vm: str) -> None:
             try:
                 self.attach(vm)
-            except DiskAttached:
+            except Conflict:
                 refused.append(vm)
 
         threads = [threading.Thread(target=attach, args=[vm], daemon=True) for vm in ("vm", "other")]
@@ -148,7 +140,7 @@ class UsedTest(AttachCase):
             lambda: renaming.rename(self.scene.vms, "data", "new"),
             lambda: creating.destroy(self.vms, "data"),
         ):
-            error = self.assertRaises(DiskAttached, act)
+            error = self.assertRaises(Conflict, act)
             self.assertEqual("disk 'data' is attached to vm 'vm'; detach it there first", str(error))
         self.assert_has("data")
         self.detach()
@@ -170,7 +162,7 @@ class UsedTest(AttachCase):
                 lambda: renaming.rename(self.scene.vms, "data", "new"),
                 lambda: creating.destroy(self.vms, "data"),
             ):
-                self.assertThat(str(self.assertRaises(DiskAttached, act)), Contains("cannot be read: vm;"))
+                self.assertThat(str(self.assertRaises(Conflict, act)), Contains("cannot be read: vm;"))
         booting.boot(self.vms, "other", "debian", None, BOOT, [], None)
         creating.destroy(self.vms, "other")
         record.write_bytes(content)

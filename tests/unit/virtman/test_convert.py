@@ -13,7 +13,7 @@ from drivers.base import Device
 from drivers.host.space import Room
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
 from virtman.convert import QCOW2, RAW, Content, convert, of_device
-from virtman.errors import BadRequest, FileExists, HostTrouble, NoRoom
+from virtman.errors import BadRequest, Conflict, HostTrouble, NoRoom
 from virtman.newfile import new_file
 
 
@@ -105,7 +105,7 @@ class NewFileTest(ImagesTest):
 
     def test_what_is_there_is_left_alone(self) -> None:
         self.path.symlink_to("nowhere")
-        error = self.assertRaises(FileExists, self.cut_off)  # before anything is copied
+        error = self.assertRaises(Conflict, self.cut_off)  # before anything is copied
         self.assertThat(str(error), Contains(f"{self.path} exists"))
         self.assertEqual(["new"], self.left())
 
@@ -114,7 +114,7 @@ class NewFileTest(ImagesTest):
             with new_file(self.path):
                 self.path.write_bytes(b"theirs")
 
-        self.assertRaises(FileExists, race)
+        self.assertRaises(Conflict, race)
         self.assertEqual(b"theirs", self.path.read_bytes())
 
     def test_a_file_system_without_hard_links_and_files_without_names(self) -> None:

@@ -371,4 +371,6 @@ class DiskCutOffTest(CutOff):
         moments = self.cut_everywhere(
             with_snapshots, lambda scene: creating.clone(scene.vms, "vm", ["new-1", "new-2"]), whole
         )
-        self.assertTrue({"take-snapshot:done", "within snapshot.clone", "delete-snapshot:dropped"} <= set(moments), str(moments))
+        self.assertTrue(
+            {"take-snapshot:done", "within snapshot.clone", "delete-snapshot:dropped"} <= set(moments), str(moments)
+        )

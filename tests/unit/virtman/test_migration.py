@@ -16,19 +16,7 @@ from tests.unit.virtman.scene import Scene
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from tests.unit.virtman.test_streams import receive, sent
 from virtman import attaching, booting, copies, creating, disks, migration, renaming, streams
-from virtman.errors import (
-    BadRequest,
-    BadStream,
-    CallerGone,
-    DiskAttached,
-    DiskChanged,
-    HypervisorError,
-    NeverBooted,
-    StreamMisfit,
-    VirtmanError,
-    VmMoving,
-    VmRuns,
-)
+from virtman.errors import BadRequest, BadStream, CallerGone, Conflict, HypervisorError, VirtmanError, VmMoving, VmRuns
 from virtman.models import MigrationSource
 from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
@@ -157,7 +145,7 @@ class LeaveTest(TestCase):
         disks.revert(scene.vms, "tree", "a")
         booting.start(scene.vms, "tree")
         cases: list[tuple[str, type[VirtmanError], str]] = [
-            ("disk", NeverBooted, "never booted"),
+            ("disk", Conflict, "never booted"),
             ("off", BadRequest, "is off"),
             ("with", BadRequest, "'disk'"),
             ("tree", BadRequest, "'b'"),
@@ -213,7 +201,7 @@ class LeaveTest(TestCase):
             scene = self.scene = Scene(self)
             a_vm(scene)
             change(scene)
-            self.assertRaises(DiskChanged, leave, scene)
+            self.assertRaises(Conflict, leave, scene)
             self.assert_stays()
 
     def test_a_move_that_is_under_way_is_ended_by_another_call(self) -> None:
@@ -327,8 +315,8 @@ class ArriveTest(TestCase):
         a_disk(self.scene)
         booting.boot(self.scene.vms, "user", "debian", None, BOOT, [], None)
         attaching.attach(self.scene.vms, "user", "vm")
-        self.assertRaises(DiskAttached, migration.give_up, self.scene.vms, "vm", ["migration-0"])
-        self.assertRaises(DiskAttached, migration.expect, self.scene.vms, "vm", TRAVELLER)
+        self.assertRaises(Conflict, migration.give_up, self.scene.vms, "vm", ["migration-0"])
+        self.assertRaises(Conflict, migration.expect, self.scene.vms, "vm", TRAVELLER)
         self.assertIn("vm", self.scene.host.disks)
         self.scene.check(self)
 
@@ -398,6 +386,6 @@ class LastStreamTest(TestCase):
         disks.drop(here.vms, "vm", "second")
         disks.resize(here.vms, "vm", 2 * MIB)
         for misfit in (with_snapshot, sent(here, None, "first")):
-            self.assertRaises(StreamMisfit, receive, other, misfit)
+            self.assertRaises(Conflict, receive, other, misfit)
         self.assertEqual(["first"], [snapshot.name for snapshot in other.vms.record("vm").snapshots])
         self.assertEqual((MIB, MIB), (other.vms.record("vm").size, other.host.disks["vm"].size))

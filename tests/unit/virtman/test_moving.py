@@ -16,7 +16,7 @@ from virtman.errors import (
     AgentFailed,
     AgentUnreachable,
     BadRequest,
-    DiskChanged,
+    Conflict,
     HypervisorError,
     UnknownSnapshot,
     UnknownVm,
@@ -113,7 +113,7 @@ class Here:
         self.world.call(f"migrate {domain}")
         self.vm("vm")
         if self.world.snapshots["here"][-1] != snapshot:
-            raise DiskChanged("changed")
+            raise Conflict("changed")
         self.world.moved = to
         return models.Left(downtime=0.25)
 

@@ -17,11 +17,11 @@ from tests.doubles.volt import child, digest_of, parent, secret_of
 from tests.unit.virtman.scene import Scene
 from virtman import creating, following, hosting, origins, serving
 from virtman.errors import (
+    Conflict,
     ContentChanged,
     CoordinatorDown,
     ImageExists,
     ImageInUse,
-    ImageUnlisted,
     Suspended,
 )
 from virtman.records import ImageRecord, Role
@@ -245,7 +245,7 @@ class OriginTest(StacksTest):
 
     def test_an_origin_that_volt_forgot_is_kept(self) -> None:
         self.publish()
-        self.assertRaises(ImageUnlisted, following.rejoin, self.stacks, "mine")
+        self.assertRaises(Conflict, following.rejoin, self.stacks, "mine")
         self.assertIn("mine", self.host.served)
 
 

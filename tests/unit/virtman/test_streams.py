@@ -21,8 +21,8 @@ from virtman.errors import (
     BadRequest,
     BadStream,
     CallerGone,
+    Conflict,
     NoRoom,
-    StreamMisfit,
     UnknownSnapshot,
     VmExists,
     VmRuns,
@@ -226,19 +226,19 @@ class ReceiveTest(StreamsTest):
         changes = sent(self.source, None, "a", all_of_them=True)
         receive(self.target, sent(self.source, "a"))
         self.target.volt.offer("other", size=MIB)
-        said = str(self.assertRaises(StreamMisfit, receive, self.target, changes, "vm", "other"))
+        said = str(self.assertRaises(Conflict, receive, self.target, changes, "vm", "other"))
         self.assertIn("vm 'vm' is of image 'debian'", said)
         creating.create(self.target.vms, "no-a", "debian", None)
-        self.assertRaises(StreamMisfit, receive, self.target, changes, "no-a")
+        self.assertRaises(Conflict, receive, self.target, changes, "no-a")
         self.target.host.disks["vm"].writes = "changed"
-        self.assertRaises(StreamMisfit, receive, self.target, changes)
+        self.assertRaises(Conflict, receive, self.target, changes)
         disks.revert(self.target.vms, "vm", "a")
         disks.take(self.target.vms, "vm", "c")
         disks.revert(self.target.vms, "vm", "a")
-        self.assertIn("has a snapshot 'c'", str(self.assertRaises(StreamMisfit, receive, self.target, changes)))
+        self.assertIn("has a snapshot 'c'", str(self.assertRaises(Conflict, receive, self.target, changes)))
         disks.drop(self.target.vms, "vm", "c")
         receive(self.target, changes)
-        self.assertRaises(StreamMisfit, receive, self.target, changes)
+        self.assertRaises(Conflict, receive, self.target, changes)
         self.target.check(self)
 
     def test_a_disk_that_went_on_or_grew_is_left_alone(self) -> None:
@@ -250,14 +250,14 @@ class ReceiveTest(StreamsTest):
         ):
             change()
             before = self.target.vms.record("vm")
-            self.assertIn("has changed since", str(self.assertRaises(StreamMisfit, receive, self.target, changes)))
+            self.assertIn("has changed since", str(self.assertRaises(Conflict, receive, self.target, changes)))
             self.assertEqual(before, self.target.vms.record("vm"))
             disks.revert(self.target.vms, "vm", "a")
         receive(self.target, changes)
 
     def test_of_another_image(self) -> None:
         self.target.volt.offer("other", size=MIB)
-        self.assertRaises(StreamMisfit, receive, self.target, sent(self.source), "vm", "other")
+        self.assertRaises(Conflict, receive, self.target, sent(self.source), "vm", "other")
         self.assertEqual({}, self.target.host.disks)
         self.target.check(self)
 
@@ -265,17 +265,17 @@ class ReceiveTest(StreamsTest):
         receive(self.target, sent(self.source, "a"))
         before = self.target.vms.record("vm")
         changes = forged(sent(self.source, None, "a"), image=digest_of("other"))
-        said = str(self.assertRaises(StreamMisfit, receive, self.target, changes))
+        said = str(self.assertRaises(Conflict, receive, self.target, changes))
         self.assertIn("of another image", said)
         self.assertEqual((before, "at a"), (self.target.vms.record("vm"), self.writes()))
 
     def test_a_section_that_is_smaller_than_what_it_is_over(self) -> None:
         whole = sent(self.source, all_of_them=True)
-        self.assertRaises(StreamMisfit, receive, self.target, forged(whole, sizes={"a": 2 * MIB}))
+        self.assertRaises(Conflict, receive, self.target, forged(whole, sizes={"a": 2 * MIB}))
         self.assertEqual({}, self.target.host.disks)
         receive(self.target, sent(self.source, "a"))
         changes = sent(self.source, None, "a")
-        self.assertRaises(StreamMisfit, receive, self.target, forged(changes, sizes={None: MIB // 2}))
+        self.assertRaises(Conflict, receive, self.target, forged(changes, sizes={None: MIB // 2}))
         self.assertEqual("at a", self.writes())
         self.target.check(self)
 

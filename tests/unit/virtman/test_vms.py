@@ -13,10 +13,10 @@ from tests.unit.virtman.scene import Scene
 from virtman import booting, creating, disks, hosting
 from virtman.errors import (
     BadSize,
+    Conflict,
     DomainForeign,
     HypervisorAbsent,
     HypervisorError,
-    NeverBooted,
     UnknownImage,
     VmExists,
     VmRuns,
@@ -257,7 +257,7 @@ class BootTest(VmsTest):
 
     def test_a_vm_that_was_never_booted_cannot_be_started_again(self) -> None:
         creating.create(self.vms, "vm", "debian", None)
-        self.assertRaises(NeverBooted, booting.start, self.vms, "vm")
+        self.assertRaises(Conflict, booting.start, self.vms, "vm")
 
     def test_a_vm_that_is_destroyed_is_off_before_another_operation_has_ended(self) -> None:
         self.boot()
