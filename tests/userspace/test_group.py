@@ -74,23 +74,6 @@ class GroupTest(ClusterTestCase):
         self.root = self.h1.start()
         self.check_used("clone")
 
-    def test_what_a_member_sends_a_member_receives(self) -> None:
-        self.member(lambda client: client.create("vm", "img"))
-        stream = self.place() / "stream"
-
-        def send(client: AgentClient) -> None:
-            with stream.open("wb") as file:
-                client.send("vm", file)
-
-        self.assertEqual("None", self.member(send))
-
-        def receive(client: AgentClient) -> str:
-            with stream.open("rb") as file:
-                return client.receive("copy", "img", file).name
-
-        self.assertEqual("copy", self.member(receive))
-        self.check_used("copy")
-
     def test_clones_of_a_disk_from_before_there_was_a_group(self) -> None:
         self.h1.stop()
         self.h1.group = ""

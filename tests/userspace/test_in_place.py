@@ -264,17 +264,6 @@ class DeviceInPlaceTest(InPlaceTestCase):
             origin.publish_in_place("img", loop)
             self.assertEqual(b"written last", self.file.read_bytes()[:12])
 
-    def test_it_is_locked_while_it_is_served(self) -> None:
-        loop = self.loop_over(self.file)
-        origin, child = self.origin.start(), self.host("child").start()
-        origin.publish_in_place("img", loop)
-        self.assertTrue(read_only(loop))
-        self.assert_same_content(Path(child.create("vm", "img").disk.path), self.file)
-        child.destroy("vm")
-        child.gc()
-        origin.unpublish("img")
-        self.assertFalse(read_only(loop))
-
     def test_one_that_somebody_has_claimed_is_refused(self) -> None:
         loop = self.loop_over(self.file)
         origin = self.origin.start()

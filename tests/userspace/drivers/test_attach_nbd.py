@@ -73,11 +73,6 @@ class UpdateTest(RouteCase):
     def update(self, *hosts: Host) -> bool:
         return self.h.attach.update(self.image, self.parents(*hosts))
 
-    def test_new_first_parent_is_moved_to(self) -> None:
-        self.assertTrue(self.update(self.b, self.a))
-        self.assertEqual(self.b.socket(self.image), self.route())
-        self.assertEqual([ACTIVE, STANDBY], self.h.states(self.image))
-
     def test_moving_changes_the_device_so_that_the_old_parent_is_dropped(self) -> None:
         self.h.join(self.image, [self.a, self.b])
         before = self.h.daemon(self.image).pid
@@ -182,12 +177,6 @@ class OtherContentTest(RouteCase):
             compared.result(PATIENCE)
         self.assertEqual([STANDBY, ACTIVE], self.h.states(self.image))
 
-    def test_child_that_joins_passes_a_parent_with_other_content_over(self) -> None:
-        self.a.serve_file(self.successor, self.other)
-        self.h.join(self.image, [self.a, self.b])
-        self.assert_same(self.h.uri(self.image), self.file)
-        until(lambda: set(self.h.lost) == {"a"})
-
     def test_disk_of_a_vm_refuses_a_host_that_serves_other_content_now(self) -> None:
         node = self.h.export.local(self.image).node
         assert node is not None
@@ -218,13 +207,6 @@ class RestartTest(RouteCase):
         self.h.join(self.image, [self.a])
         self.assertEqual(self.a.socket(self.image), self.route())
         self.assertNotEqual(before, self.h.daemon(self.image).pid)
-
-    def test_new_driver_leaves_a_dead_parent(self) -> None:
-        self.h.join(self.image, [self.b])
-        self.restart()
-        self.b.export.withdraw("img")
-        self.h.join(self.image, [self.b, self.a])
-        self.assert_same(self.h.uri(self.image), self.file)
 
 
 class DisconnectTest(RouteCase):

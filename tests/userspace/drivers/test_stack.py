@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from drivers.base import Image, PathState
 from drivers.cache.qcow2 import CLUSTER_SIZE
 from tests.patience import PATIENCE
-from tests.userspace.drivers.hosts import MIB, Host, HostCase, qemu_io, until
+from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io, until
 from tests.userspace.drivers.relay import Relay
 
 PER_REPLY = 64
@@ -105,65 +100,3 @@ class CutThroughTest(HostCase):
             for each in joining:
                 each.result(PATIENCE)
         self.assert_same(hosts[-1].uri(image), file)
-
-
-class Fio:
-    """Random reads of a served image, all the time, for some seconds."""
-
-    def __init__(self, host: Host, image: Image, folder: Path) -> None:
-        self._report = folder / "fio.json"
-        self._process = subprocess.Popen(
-            [
-                "fio", "--name=r", "--ioengine=nbd", f"--uri={host.uri(image)}", "--rw=randread", "--bs=16k",
-                "--iodepth=8", f"--size={image.size}", "--rate=10m", "--time_based", "--runtime=4", "--thread",
-                "--output-format=json", f"--output={self._report}",
-            ],
-            cwd=folder,
-        )  # fmt: skip
-
-    def error(self) -> int:
-        """How it ended: 0 if no read failed."""
-        self._process.wait(PATIENCE)
-        report = json.loads(self._report.read_text()[self._report.read_text().index("{") :])
-        (job,) = report["jobs"]
-        return int(job["error"])
-
-
-class DeathTest(HostCase):
-    """kill -9 of storage daemons under fio."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.require("fio")
-        self.image, self.file = self.make_image(64 * MIB)
-        self.origin, self.one, self.two, self.child = self.hosts(4)
-        self.origin.serve_file(self.image, self.file)
-        self.one.join(self.image, [self.origin])
-        self.two.join(self.image, [self.origin])
-        self.child.join(self.image, [self.one, self.two, self.origin])
-
-    def under_fio(self, strike: Callable[[], None]) -> None:
-        """Strike while fio reads: it may wait, and may see no error."""
-        fio = Fio(self.child, self.image, self.root)
-        until(lambda: self.child.held(self.image) > MIB)
-        strike()
-        self.assertEqual(0, fio.error())
-        self.assert_same(self.child.uri(self.image), self.file)
-
-    def test_parent_and_its_agent_killed_is_no_error(self) -> None:
-        def kill() -> None:
-            self.one.kill_daemon(self.image)
-            self.one.export.withdraw(self.image.name)  # a dead agent's socket is closed, too
-
-        self.under_fio(kill)
-        self.assertEqual({"h1"}, set(self.child.lost))
-
-    def test_parents_daemon_restarted_by_its_agent_is_no_error_and_the_parent_is_back(self) -> None:
-        """How long a parent may be away until its child leaves it for another one is left open."""
-
-        def restart() -> None:
-            self.one.kill_daemon(self.image)
-            self.one.join(self.image, [self.origin])
-
-        self.under_fio(restart)
-        until(lambda: self.child.states(self.image)[0] is not PathState.LOST)
