@@ -9,6 +9,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+from lab.process import processes_of
 from tests.userspace.hosts import wait_until
 from tests.userspace.test_cluster import ClusterTestCase
 from virtman import errors
@@ -21,19 +22,6 @@ def write(vm: Vm, pattern: int, offset: int, length: int) -> None:
     """Write to a VM's disk, as its QEMU would."""
     command = f"write -P {pattern} {offset} {length}"
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, vm.disk.path], check=True, capture_output=True)
-
-
-def programs(name: str, path: Path) -> list[int]:
-    """Processes of a program with this path in their arguments."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (entry / "cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if line.startswith(name.encode()) or f"/{name}\0".encode() in line:
-            found += [int(entry.name)] if bytes(path) in line else []
-    return found
 
 
 class CopiesTestCase(ClusterTestCase):
@@ -106,9 +94,9 @@ class ExportTest(CopiesTestCase):
         thread = threading.Thread(target=export)
         thread.start()
         self.addCleanup(thread.join)
-        wait_until(lambda: programs("qemu-img", self.h1.state / "snapshots/.layers"), "the copy has begun")
+        wait_until(lambda: self.copying(), "the copy has begun")
         self.h1.kill()
-        wait_until(lambda: not programs("qemu-img", self.h1.state / "snapshots/.layers"), "the copy has ended")
+        wait_until(lambda: not self.copying(), "the copy has ended")
         self.assertFalse([path for path in self.folder.iterdir() if "target" in path.name])
         os.kill(daemon, signal.SIGCONT)
         client = self.h1.start()
@@ -116,6 +104,10 @@ class ExportTest(CopiesTestCase):
         self.assertEqual([], client.snapshots("vm"))
         self.assertEqual(1, len(client.export_vm("vm", self.target).model_dump(include={"file"})))
         self.assertEqual(self.now.read_bytes(), self.target.read_bytes())
+
+    def copying(self) -> bool:
+        """Whether qemu-img reads a disk of the host."""
+        return any("qemu-img" in line for line in processes_of(self.h1.state / "snapshots/.layers").values())
 
 
 class PublishTest(CopiesTestCase):

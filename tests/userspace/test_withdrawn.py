@@ -6,7 +6,7 @@ from pathlib import Path
 
 from drivers.cache.qcow2 import CLUSTER_SIZE
 from tests.userspace.hosts import HostProcess, wait_until
-from tests.userspace.test_cluster import ClusterTestCase, image_of, read
+from tests.userspace.test_cluster import ClusterTestCase, image_of
 from virtman import errors
 from virtman.client import AgentClient
 
@@ -34,17 +34,6 @@ class WithdrawnTestCase(ClusterTestCase):
         for host in (*hosts, self.origin):
             status = host.client().status()
             self.assertEqual(([], {}), (status.images, status.troubles))
-
-
-class UnusedTest(WithdrawnTestCase):
-    def test_idle_stacks_their_caches_and_the_content_go_within_a_few_heartbeats(self) -> None:
-        hosts = self.hosts(3)
-        for _, client in hosts:
-            read(client.create("vm", "img").disk.path, 0, MIB)
-            client.destroy("vm")
-        self.assertEqual([1] * 3, [len(host.daemons()) for host, _ in hosts], "the stacks stay for a while")
-        self.withdraw()
-        self.assert_goes(*(host for host, _ in hosts))
 
 
 class ChainTest(WithdrawnTestCase):

@@ -338,14 +338,9 @@ class BadRequestsTest(SiteTest):
             self.problem(400, "DELETE", f"/v1/cache/volumes{query}")
         self.problem(404, "GET", "/v1/vms/a%2Fb")
 
-    def test_a_body_that_is_no_object_is_refused(self) -> None:
-        bodies: list[Any] = [{}, [], "x", None, 1]
-        for body in bodies:
-            self.problem(400, "PUT", "/v1/vms/vm", json=body)
-
-    def test_what_is_no_json_or_of_another_type_is_refused(self) -> None:
+    def test_a_body_that_is_no_object_in_json_is_refused(self) -> None:
         headers = {"content-type": "application/json"}
-        for content in (b"", b"{", b"\xff", b"image=debian", b"[" * 100_000):
+        for content in (b"{}", b"[]", b'"x"', b"null", b"1", b"", b"{", b"\xff", b"image=debian", b"[" * 100_000):
             self.problem(400, "PUT", "/v1/vms/vm", content=content, headers=headers)
         self.problem(400, "PUT", "/v1/vms/vm", content=b'{"image": "debian"}', headers={"content-type": "text/plain"})
 

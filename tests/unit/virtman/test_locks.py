@@ -86,13 +86,3 @@ class NamedLocksTest(TestCase):
                 self.assertEqual((False, True), (again, other))
             self.assertTrue(self.locks.taken("a"))
         self.assertFalse(self.locks.held())
-
-    def test_an_error_inside_frees_the_lock(self) -> None:
-        def fail() -> None:
-            with self.locks.hold("a"):
-                raise KeyError
-
-        self.assertRaises(KeyError, fail)
-        self.assertFalse(self.locks.held())
-        with self.locks.hold("a"):
-            self.assertTrue(self.locks.held())

@@ -40,6 +40,12 @@ class FullDisk(TestCase):
         raise AssertionError
 
 
+def created(scene: Scene) -> None:
+    """A VM is here that was never booted."""
+    scene.volt.offer("debian")
+    creating.create(scene.vms, "vm", "debian", None)
+
+
 class NoRoomTest(FullDisk):
     def test_a_create_fails_and_leaves_nothing(self) -> None:
         scenes = self.full_from_each_write_on(
@@ -53,12 +59,8 @@ class NoRoomTest(FullDisk):
             scene.check_empty(self)
 
     def test_a_boot_fails_and_leaves_what_there_was(self) -> None:
-        def given(scene: Scene) -> None:
-            scene.volt.offer("debian")
-            creating.create(scene.vms, "vm", "debian", None)
-
         scenes = self.full_from_each_write_on(
-            given, lambda s: booting.boot(s.vms, "vm", "debian", None, BOOT, [], None)
+            created, lambda s: booting.boot(s.vms, "vm", "debian", None, BOOT, [], None)
         )
         self.assertEqual(1, len(scenes))
         for scene in scenes:
@@ -79,8 +81,7 @@ class NoRoomTest(FullDisk):
 
     def test_new_parents_are_followed_when_there_is_room(self) -> None:
         def given(scene: Scene) -> None:
-            scene.volt.offer("debian")
-            creating.create(scene.vms, "vm", "debian", None)
+            created(scene)
             scene.volt.assign("debian", ["new"])
 
         scenes = self.full_from_each_write_on(

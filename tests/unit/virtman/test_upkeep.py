@@ -553,6 +553,16 @@ class WithdrawnTest(UpkeepTest):
 
 
 class IdleTest(UpkeepTest):
+    def test_an_idle_stack_goes_when_its_grace_is_over(self) -> None:
+        self.attached()
+        self.beat()
+        self.clock.advance(GRACE - 1)
+        self.beat()
+        self.assertIn("debian", self.host.served)
+        self.clock.advance(1)
+        self.beat()
+        self.scene.check_empty(self)
+
     def test_a_vm_in_between_begins_the_grace_anew(self) -> None:
         self.attached()
         self.beat()
