@@ -17,7 +17,7 @@ from lab.tools import BUILD
 from virtman.client import AgentClient
 from virtman.models import Stack
 from volt.client import ImageTree, NodeState, TreeNode
-from volt.errors import VoltTimeout
+from volt.errors import VoltUnreachable
 
 SETTLE_LIMIT = 120.0
 """Seconds for all hosts of a tree to confirm their places."""
@@ -85,7 +85,7 @@ def settled_places(cluster: Cluster, image: str) -> dict[str, Place]:
     """
     unsettled = ["Volt"]
     for _ in attempts(SETTLE_LIMIT):
-        with contextlib.suppress(VoltTimeout):  # it may be busy with many hosts
+        with contextlib.suppress(VoltUnreachable):  # it may be busy with many hosts
             unsettled = unsettled_hosts(cluster.volt.tree(image))
         if not unsettled:
             return places(parents_in_use(image_status(cluster, image)))

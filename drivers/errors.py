@@ -26,13 +26,6 @@ class ToolMissing(DriverError):
         self.tool = tool
 
 
-class LibraryMissing(DriverError):
-    """A Python library that the driver needs is not installed."""
-
-    def __init__(self, library: str, package: str) -> None:
-        super().__init__(f"the Python library {library} is not installed (Debian: {package})")
-
-
 def _program(argv: Sequence[str]) -> str:
     """A program and what it was to do, for people; the log has the whole (drivers/host/command.py)."""
     words = argv[3:] if argv[0].endswith("setpriv") else argv
@@ -110,13 +103,6 @@ class BadVolume(DriverError):
         super().__init__(f"{path} is not taken as a volume of the cache: {why}")
 
 
-class PathTooLong(DriverError):
-    """A socket's path does not fit into a unix socket address."""
-
-    def __init__(self, path: Path, limit: int) -> None:
-        super().__init__(f"the socket path {path} is longer than {limit} bytes: choose a shorter run folder")
-
-
 class NoParents(DriverError):
     """An empty list of parents, or ``why`` none of them can be read from."""
 
@@ -165,13 +151,6 @@ class NotReleased(DriverError):
 
     def __init__(self, what: str, timeout: float) -> None:
         super().__init__(f"the kernel did not finish with the {what} within {timeout:g} s")
-
-
-class MachineTaken(DriverError):
-    """Another process works on this machine's maps and targets."""
-
-    def __init__(self, holder: str) -> None:
-        super().__init__(f"the kernel stack of this machine is in use by {holder or 'another agent'}")
 
 
 class NotOurs(DriverError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from drivers.errors import BadName, PathTooLong
+from drivers.errors import BadName, DriverError
 
 STATE = Path("/var/lib/virtman")
 """Where an agent has its files, unless it is told otherwise."""
@@ -29,7 +29,9 @@ def is_name(name: str) -> bool:
 
 
 def fitting(path: Path) -> Path:
-    """The socket path itself, if an address can hold it. Raises PathTooLong."""
+    """The socket path itself, if an address can hold it. Raises DriverError."""
     if len(bytes(path)) > SOCKET_PATH_LIMIT:
-        raise PathTooLong(path, SOCKET_PATH_LIMIT)
+        raise DriverError(
+            f"the socket path {path} is longer than {SOCKET_PATH_LIMIT} bytes: choose a shorter run folder"
+        )
     return path

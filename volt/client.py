@@ -67,7 +67,7 @@ class VoltClient:
     """
 
     def __init__(self, url: str, token_file: Path | None = None, timeout: float = 5.0, agent: str = "") -> None:
-        """Read the token file; nothing is sent yet. Raises TokenFileUnusable, BadUrl."""
+        """Read the token file; nothing is sent yet. Raises VoltError."""
         self._url = url
         headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
         if agent:
@@ -182,14 +182,14 @@ class VoltClient:
         try:
             return answer.model_validate_json(response.content)
         except ValidationError as error:
-            raise errors.BadAnswer(f"{method} {path}: {summary(error)}") from error
+            raise errors.VoltError(f"{method} {path}: {summary(error)}") from error
 
     def _send(self, method: str, path: str, content: str | None = None, **query: str | int | bool) -> httpx.Response:
         headers = {"Content-Type": "application/json"} if content is not None else {}
         try:
             response = self._http.request(method, path, content=content, headers=headers, params=query)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _transport_error(error)(f"{self._url}: {str(error) or type(error).__name__}") from error
+            raise errors.VoltUnreachable(f"{self._url}: {str(error) or type(error).__name__}") from error
         if not response.is_success:
             raise _problem(response)
         return response
@@ -199,9 +199,9 @@ def _checked_url(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise errors.BadUrl(f"{url!r} is not a URL of Volt: {error}") from error
+        raise errors.VoltError(f"{url!r} is not a URL of Volt: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise errors.BadUrl(f"{url!r} is not a URL of Volt: it must be http://HOST:PORT or https://HOST:PORT")
+        raise errors.VoltError(f"{url!r} is not a URL of Volt: it must be http://HOST:PORT or https://HOST:PORT")
     return parsed
 
 
@@ -213,12 +213,6 @@ def _name(value: str) -> str:
         raise errors.BadRequest(f"{value!r} is not a name: {summary(error)}") from error
 
 
-def _transport_error(error: Exception) -> type[errors.VoltError]:
-    if isinstance(error, httpx.TimeoutException):
-        return errors.VoltTimeout
-    return errors.BadAnswer if isinstance(error, httpx.DecodingError) else errors.VoltUnreachable
-
-
 def _problem(response: httpx.Response) -> errors.VoltError:
     """The problem that Volt answered with."""
     try:
@@ -226,7 +220,7 @@ def _problem(response: httpx.Response) -> errors.VoltError:
     except ValidationError:
         document = None
     if document is None or not document.type.startswith(errors.TYPE_PREFIX):
-        return errors.BadAnswer(f"{response.request.method} {response.request.url}: status {response.status_code}")
+        return errors.VoltError(f"{response.request.method} {response.request.url}: status {response.status_code}")
     problem = errors.KINDS.get(document.type, errors.Problem)(document.detail, tuple(document.hosts))
     problem.status = document.status
     return problem

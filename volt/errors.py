@@ -12,27 +12,11 @@ TYPE_PREFIX = "urn:volt:problem:"
 
 
 class VoltError(Exception):
-    """Anything that goes wrong with Volt."""
+    """Anything that goes wrong with Volt: ``volt serve`` cannot start, settings are wrong, what answers is no Volt."""
 
 
 class VoltUnreachable(VoltError):
-    """No connection to Volt, or it broke before the answer was complete. The call may have taken effect."""
-
-
-class VoltTimeout(VoltError):
-    """Volt did not answer in time. The call may have taken effect."""
-
-
-class BadAnswer(VoltError):
-    """Something answered, but not with what Volt's API says."""
-
-
-class BadUrl(VoltError):
-    """The given URL of Volt is not an HTTP URL."""
-
-
-class TokenFileUnusable(VoltError):
-    """The token file is missing, empty, or readable by everyone."""
+    """No connection to Volt, or no whole answer in time. The call may have taken effect."""
 
 
 class Problem(VoltError):
@@ -130,15 +114,3 @@ class OriginNeeded(Problem, status=409):
 
 KINDS = {problem.type(): problem for problem in Problem.__subclasses__()}
 """The problems by the ``type`` of their documents."""
-
-
-class CannotServe(VoltError):
-    """``volt serve`` cannot start."""
-
-
-class ListenRefused(CannotServe):
-    """The address to listen on is malformed, taken, or open to other machines without a token."""
-
-
-class StoreUnusable(CannotServe):
-    """The database cannot be opened or upgraded."""

@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from volt.api import MAX_BODY, create_app
 from volt.coordinator import Coordinator
-from volt.errors import ListenRefused, StoreUnusable
+from volt.errors import VoltError
 from volt.leases import Leases, Policy
 from volt.metrics import Metrics
 from volt.store import Store
@@ -46,7 +46,7 @@ def serve(
 
     ``listen``: HOST:PORT. ``database``: an SQLAlchemy URL; by default a file in ``state``.
 
-    Raises CannotServe, TokenFileUnusable.
+    Raises VoltError.
     """
     os.umask(0o077)  # the database holds a key
     token = read_token(token_file) if token_file else None
@@ -60,12 +60,12 @@ def serve(
 def only_volt_on(database: str) -> Iterator[None]:
     """Hold the lock of an SQLite file: two Volts would evict each other's hosts. Other databases have none.
 
-    Raises StoreUnusable.
+    Raises VoltError.
     """
     try:
         url = make_url(database)
     except ArgumentError as error:
-        raise StoreUnusable(f"cannot use this database URL: {error}") from error
+        raise VoltError(f"cannot use this database URL: {error}") from error
     with ExitStack() as held:
         if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
             path = Path(f"{url.database}.lock")  # not the file itself: SQLite's own locks go when a process closes it
@@ -73,9 +73,9 @@ def only_volt_on(database: str) -> Iterator[None]:
                 lock = held.enter_context(path.open("a"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise StoreUnusable(f"another Volt is running on database {url.database}: stop it first") from error
+                raise VoltError(f"another Volt is running on database {url.database}: stop it first") from error
             except OSError as error:
-                raise StoreUnusable(f"cannot use database {url.database}: {path}: {error.strerror}") from error
+                raise VoltError(f"cannot use database {url.database}: {path}: {error.strerror}") from error
         yield
 
 
@@ -123,24 +123,24 @@ def _default_database(state: Path) -> str:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreUnusable(f"cannot make the state folder: {error}") from error
+        raise VoltError(f"cannot make the state folder: {error}") from error
     return f"sqlite:///{state.absolute() / 'volt.db'}"
 
 
 def _listen(address: str, open_to_all: bool) -> socket.socket:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ListenRefused(f"cannot listen on {address!r}: want HOST:PORT")
+        raise VoltError(f"cannot listen on {address!r}: want HOST:PORT")
     try:
         family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ListenRefused(f"cannot listen on {address}: {error}") from error
+        raise VoltError(f"cannot listen on {address}: {error}") from error
     if open_to_all and not ipaddress.ip_address(str(target[0]).partition("%")[0]).is_loopback:
-        raise ListenRefused(f"{address} is open to other machines: give a --token-file, or listen on 127.0.0.1")
+        raise VoltError(f"{address} is open to other machines: give a --token-file, or listen on 127.0.0.1")
     try:
         return socket.create_server((str(target[0]), int(target[1])), family=family, backlog=1024)
     except OSError as error:
-        raise ListenRefused(f"cannot listen on {address}: {error}") from error
+        raise VoltError(f"cannot listen on {address}: {error}") from error
 
 
 def _url(listener: socket.socket) -> str:

@@ -20,7 +20,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from volt.errors import StoreUnusable
+from volt.errors import VoltError
 from volt.models import HostState, NodeState
 from volt.tree import Departure, Node, Tree
 
@@ -117,12 +117,12 @@ class Store:
         """Connect and upgrade the tables to what this version needs.
 
         Raises:
-            StoreUnusable: the URL, the database or its tables cannot be used.
+            VoltError: the URL, the database or its tables cannot be used.
         """
         try:
             self._engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
         except (ArgumentError, ImportError) as error:
-            raise StoreUnusable(f"cannot use this database URL: {error}") from error
+            raise VoltError(f"cannot use this database URL: {error}") from error
         self._is_sqlite = self._engine.dialect.name == "sqlite"
         # Waiting writers of SQLite sleep and try again. Inside one process they can stand in line instead.
         self._line: Any = threading.Lock() if self._is_sqlite else nullcontext()
@@ -135,14 +135,14 @@ class Store:
             """What edge_secret needs: never to be shown."""
         except CommandError as error:
             self.close()
-            raise StoreUnusable(
+            raise VoltError(
                 f"another version of Volt made the tables of database {self._engine.url!r}: {error};"
                 " start that version, or name an empty database"
             ) from error
         except SQLAlchemyError as error:
             self.close()
             reason = str(getattr(error, "orig", None) or error)
-            raise StoreUnusable(f"cannot use database {self._engine.url!r}: {reason}") from error
+            raise VoltError(f"cannot use database {self._engine.url!r}: {reason}") from error
 
     def close(self) -> None:
         """Close the connections."""

@@ -6,23 +6,23 @@ import hmac
 import stat
 from pathlib import Path
 
-from volt.errors import TokenFileUnusable
+from volt.errors import VoltError
 
 
 def read_token(path: Path) -> str:
     """The token in a file, without white space around it.
 
     Raises:
-        TokenFileUnusable: the file is missing, not one line of printable ASCII, or readable by everyone.
+        VoltError: the file is missing, not one line of printable ASCII, or readable by everyone.
     """
     try:
         if path.stat().st_mode & stat.S_IROTH:
-            raise TokenFileUnusable(f"token file {path} is readable by everyone: chmod o-rwx {path}")
+            raise VoltError(f"token file {path} is readable by everyone: chmod o-rwx {path}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenFileUnusable(f"cannot read token file {path}: {error}") from error
+        raise VoltError(f"cannot read token file {path}: {error}") from error
     if not token or not token.isprintable() or " " in token:
-        raise TokenFileUnusable(f"token file {path} must hold one word of printable ASCII")
+        raise VoltError(f"token file {path} must hold one word of printable ASCII")
     return token
 
 

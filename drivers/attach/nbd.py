@@ -108,7 +108,7 @@ class NbdAttach:
         route: it changes when the storage daemon may hold on to a parent that is not the one in use any more, so that
         publishing the device again drops that parent.
 
-        Raises NoParents, BadAddress, BadName, PathTooLong.
+        Raises NoParents, BadAddress, BadName.
         """
         route = self._routes.find(image.name)
         if route is None:

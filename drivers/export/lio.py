@@ -33,7 +33,7 @@ from typing import Any
 
 from drivers.base import Child, Device, Died, Image, Place
 from drivers.door import door
-from drivers.errors import BadDevice, LibraryMissing, TargetFailed
+from drivers.errors import BadDevice, DriverError, TargetFailed
 from drivers.export.leaving import commands_wait
 from drivers.host import retry
 from drivers.host.folders import matching
@@ -129,7 +129,7 @@ class LioExport:
     def reserve(self, image: str) -> None:
         """Make the target, open for the children that are allowed, without a disk.
 
-        Raises BadName, BadAddress, NotOurs, LibraryMissing, TargetFailed.
+        Raises BadName, BadAddress, NotOurs, TargetFailed.
         """
         _check_ours(image)
         with _translated():
@@ -144,7 +144,7 @@ class LioExport:
 
         ``replace`` changes nothing more: the connections to parents are below ``device``, and attach drops them.
 
-        Raises BadDevice, BadName, BadAddress, LibraryMissing, TargetFailed, CommandFailed.
+        Raises BadDevice, BadName, BadAddress, TargetFailed, CommandFailed.
         """
         path = _check_device(image, device)
         self.reserve(image.name)
@@ -188,7 +188,7 @@ class LioExport:
 
         It loses the disk at once. A session with a read that waits ends after that read, and this does not wait for it.
 
-        Raises BadName, NotOurs, LibraryMissing, TargetFailed.
+        Raises BadName, NotOurs, TargetFailed.
         """
         _check_ours(image)
         wanted = {initiator_name(child.host): child.secret for child in children}
@@ -231,7 +231,7 @@ class LioExport:
         Children's reads end as by a broken path. While VMs' disks are on their map, it stays without the
         device, and holds their reads until ``publish``.
 
-        Raises BadName, NotOurs, LibraryMissing, TargetFailed, CommandFailed.
+        Raises BadName, NotOurs, TargetFailed, CommandFailed.
         """
         _check_ours(image)
         with _translated():
@@ -253,7 +253,7 @@ class LioExport:
 
     @_again
     def existing(self) -> frozenset[str]:
-        """Images with a target, a disk or a map. Raises LibraryMissing, TargetFailed, CommandFailed."""
+        """Images with a target, a disk or a map. Raises TargetFailed, CommandFailed."""
         prefixes = (_FOR_VMS, _FOR_CHILDREN)
         maps = {name.removeprefix(prefix) for prefix in prefixes for name in devmapper.names(prefix)}
         others = {name.removeprefix(prefix) for prefix in prefixes for name in devmapper.others(prefix)}
@@ -454,7 +454,7 @@ def _rtslib() -> Any:
     try:
         import rtslib_fb
     except ImportError as error:
-        raise LibraryMissing("rtslib_fb", "python3-rtslib-fb") from error
+        raise DriverError("the Python library rtslib_fb is not installed (Debian: python3-rtslib-fb)") from error
     return rtslib_fb
 
 

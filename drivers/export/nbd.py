@@ -79,7 +79,7 @@ class NbdExport:
         return address_of(self._folder)
 
     def reserve(self, image: str) -> None:
-        """Bind the image's socket, unless it is bound here or served by a daemon. Raises BadName, PathTooLong."""
+        """Bind the image's socket, unless it is bound here or served by a daemon. Raises BadName."""
         unit = self._unit(image)
         with unit.lock:
             if unit.daemon is None or unit.daemon.ended():
@@ -92,7 +92,7 @@ class NbdExport:
         and its clients wait meanwhile. With a parent that is not ready yet this waits, up to ``timeout`` seconds, for
         that parent. After a failure nothing serves and the endpoint stays reserved.
 
-        Raises BadDevice, BadName, PathTooLong, DaemonFailed, ToolMissing.
+        Raises BadDevice, BadName, DaemonFailed, ToolMissing.
         """
         argv = self._argv(image, device)
         unit = self._unit(image.name)

@@ -14,7 +14,7 @@ import threading
 import uuid
 from pathlib import Path
 
-from drivers.errors import BadDisk, MachineTaken
+from drivers.errors import BadDisk, DriverError
 from drivers.host.durable import write_atomically
 from drivers.kernel import devmapper, udevrules
 
@@ -30,7 +30,7 @@ _held: list[int] = []
 def claim(state: Path) -> None:
     """Work on the machine's names for the owner of a state folder, from now on until the process ends.
 
-    A process works for the first folder that it claims. Raises MachineTaken, BadDisk if the folder's number is damaged,
+    A process works for the first folder that it claims. Raises DriverError, BadDisk if the folder's number is damaged,
     CommandFailed, OSError.
     """
     with _guard:
@@ -63,7 +63,7 @@ def owner_of(state: Path) -> str:
 
 
 def _locked(holder: str) -> int:
-    """The open lock. Raises MachineTaken."""
+    """The open lock. Raises DriverError."""
     LOCK.parent.mkdir(exist_ok=True)
     fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -73,5 +73,5 @@ def _locked(holder: str) -> int:
     except BlockingIOError:
         other = os.pread(fd, 4096, 0).decode(errors="replace")
         os.close(fd)
-        raise MachineTaken(other) from None
+        raise DriverError(f"the kernel stack of this machine is in use by {other or 'another agent'}") from None
     return fd

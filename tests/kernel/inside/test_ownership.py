@@ -133,7 +133,7 @@ class OneAtATimeTest(OwnerCase):
             self.assertEqual("ready\n", first.stdout.readline())
             kind, words = self.refused(self.two, "existing")
             first.kill()
-        self.assertEqual("MachineTaken", kind)
+        self.assertEqual("DriverError", kind)
         self.assertIn(f"{self.one} (process {first.pid})", words)
         self.assertEqual([], self.agent(self.two, "existing"))
 

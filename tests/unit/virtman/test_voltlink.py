@@ -75,5 +75,5 @@ class VoltLinkTest(TestCase):
             self.assertEqual(refusal.status >= 500, type(error) is CoordinatorDown, refusal.slug)
 
     def test_answers_that_never_came_or_are_not_volts_mean_that_volt_is_down(self) -> None:
-        for error in (volt_errors.VoltUnreachable(""), volt_errors.VoltTimeout(""), volt_errors.BadAnswer("")):
+        for error in (volt_errors.VoltUnreachable(""), volt_errors.VoltError("")):
             self.assertIs(CoordinatorDown, type(translated(error)))

@@ -36,7 +36,7 @@ class Problems(TestCase):
 
     def test_a_problem_of_another_server_is_none_of_volts(self) -> None:
         error = self.problem("about:blank")
-        self.assertEqual((errors.BadAnswer, "GET http://volt/v1/hosts: status 409"), (type(error), str(error)))
+        self.assertEqual((errors.VoltError, "GET http://volt/v1/hosts: status 409"), (type(error), str(error)))
 
 
 class Sending(TestCase):
@@ -62,7 +62,7 @@ class Sending(TestCase):
 
     def test_a_malformed_url_is_refused_at_once(self) -> None:
         for url in ("http://volt:port", "gopher://x", "nonsense", "127.0.0.1:8700", "http:///x"):
-            error = self.assertRaises(errors.BadUrl, VoltClient, url)
+            error = self.assertRaises(errors.VoltError, VoltClient, url)
             self.assertIn(f"{url!r} is not a URL of Volt", str(error))
 
     def test_importing_the_client_imports_neither_the_server_nor_the_command_line_of_httpx(self) -> None:

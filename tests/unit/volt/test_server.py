@@ -10,7 +10,7 @@ from testtools import TestCase
 from tests.unit.logs import Logged
 from tests.unit.virtman.scene import folder_for
 from volt.coordinator import Coordinator
-from volt.errors import StoreUnusable
+from volt.errors import VoltError
 from volt.server import expire_leases, only_volt_on
 from volt.store import Store
 
@@ -20,7 +20,7 @@ class OnlyVoltTest(TestCase):
         url = f"sqlite:///{folder_for(self)}/volt.db"
         for _ in range(2):
             with only_volt_on(url):
-                error = self.assertRaises(StoreUnusable, only_volt_on(url).__enter__)
+                error = self.assertRaises(VoltError, only_volt_on(url).__enter__)
                 self.assertIn("another Volt is running on database", str(error))
         with only_volt_on("sqlite://"), only_volt_on("postgresql+psycopg://volt@db/volt"):
             pass

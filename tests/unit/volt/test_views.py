@@ -10,7 +10,7 @@ from rich.console import Console
 from testtools import TestCase
 
 from volt.client import ImageTree, NodeState, TreeNode
-from volt.errors import TokenFileUnusable
+from volt.errors import VoltError
 from volt.text import exact_size, size_text
 from volt.tokens import read_token, token_matches
 from volt.treeview import render
@@ -86,11 +86,11 @@ class Tokens(TestCase):
 
     def test_files_that_hold_no_token(self) -> None:
         for content in (b"", b"\n", b"two words", b"two\nlines", b"\xff"):
-            self.assertRaises(TokenFileUnusable, read_token, self.token(content))
-        self.assertRaises(TokenFileUnusable, read_token, Path("/no/such/file"))
+            self.assertRaises(VoltError, read_token, self.token(content))
+        self.assertRaises(VoltError, read_token, Path("/no/such/file"))
 
     def test_a_file_that_everybody_can_read(self) -> None:
-        self.assertRaises(TokenFileUnusable, read_token, self.token(b"secret", 0o604))
+        self.assertRaises(VoltError, read_token, self.token(b"secret", 0o604))
 
     def test_only_the_whole_token_matches(self) -> None:
         matching = [
