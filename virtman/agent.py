@@ -10,7 +10,7 @@ import logging
 import os
 from functools import partial
 
-from drivers.base import Died, LostParent
+from drivers.base import CacheDriver, CacheGroup, DeviceCache, Died, ImageSource, LostParent, VmDiskDriver
 from drivers.errors import DriverError
 from drivers.host.space import Room
 from drivers.layered import LayeredSource
@@ -22,7 +22,6 @@ from virtman.config import AgentConfig, agent_id, prepare
 from virtman.devices import Devices
 from virtman.errors import ConfigError, HypervisorError
 from virtman.heartbeat import Heartbeat
-from virtman.hostdrivers import HostDrivers
 from virtman.imagestore import ImageStore
 from virtman.kinds import IMAGE_KINDS, VM_KINDS
 from virtman.libvirtdomain import OFF, SAVED
@@ -52,31 +51,32 @@ class Agent:
         self.config = config
         self._locks = prepare(config)
         records = config.state / "records"
-        self.drivers = _load_drivers(
+        source, snapshot, cache = _load_drivers(
             config,
             lost=lambda image, parent: self.upkeep.places.parent_lost(image.name, parent.host),
             died=lambda image: self.upkeep.images.died(image),
             step=step,
         )
         store = ImageStore(config.state / "images", Room(config.state, config.reserve))
-        volt = VoltLink(_volt_client(config), config.name, self.drivers.source.address)
+        volt = VoltLink(_volt_client(config), config.name, source.address)
         accel = _accel(config)
         machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", accel.use)
         vms = RecordStore(records / "vms", VmRecord)
         self.stacks = Stacks(
-            self.drivers.source, RecordStore(records / "images", ImageRecord), vms, store, volt, IMAGE_KINDS,
+            source, RecordStore(records / "images", ImageRecord), vms, store, volt, IMAGE_KINDS,
             changed=lambda: self.heartbeat.soon(), released=lambda image: self.upkeep.released(image), step=step,
         )  # fmt: skip
-        self.vms = Vms(vms, self.drivers.snapshot, machines, self.stacks, VM_KINDS, step)
+        self.vms = Vms(vms, snapshot, machines, self.stacks, VM_KINDS, step)
         without = f"the cache driver of this host, {config.cache}, has no volumes; bcache has them"
-        self.devices = Devices(RecordStore(records / "devices", DeviceRecord), self.drivers.device_cache, without, step)
-        self.upkeep = Upkeep(self.stacks, self.vms, self.drivers, self.devices, config.idle_grace)
+        group: CacheGroup | None = getattr(cache, "group", None)
+        cached: DeviceCache | None = getattr(cache, "devices", None)
+        self.devices = Devices(RecordStore(records / "devices", DeviceRecord), cached, without, step)
+        self.upkeep = Upkeep(self.stacks, self.vms, group, self.devices, config.idle_grace)
         self.heartbeat = Heartbeat(self._tell_volt, self.upkeep.handle)
         self.publishing = Publishing(self.vms, (config.state, config.run), step)
-        self.volumes = CacheVolumes(self.drivers.cache_group, without, self.devices, self.upkeep)
+        self.volumes = CacheVolumes(group, without, self.devices, self.upkeep)
         self.overview = Overview(
-            config, accel, self.drivers, machines, self.vms, self.devices, self.volumes, self.upkeep,
-            self.heartbeat,
+            config, accel, machines, self.vms, self.devices, self.volumes, self.upkeep, self.heartbeat,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -137,16 +137,15 @@ def _volt_client(config: AgentConfig) -> VoltClient:
         raise ConfigError(str(error)) from error
 
 
-def _load_drivers(config: AgentConfig, lost: LostParent, died: Died, step: Step) -> HostDrivers:
+def _load_drivers(
+    config: AgentConfig, lost: LostParent, died: Died, step: Step
+) -> tuple[ImageSource, VmDiskDriver, CacheDriver]:
+    """The source of images, the driver of VMs' disks, and the cache driver. Raises ConfigError."""
     try:
-        cache = load("cache", config.cache)(config.place)
+        cache: CacheDriver = load("cache", config.cache)(config.place)
         attach = load("attach", config.attach)(config.place, lost=lost)
         export = load("export", config.export)(config.place, died=died)
-        return HostDrivers(
-            LayeredSource(attach, cache, export, step),
-            load("snapshot", config.snapshot)(config.place),
-            getattr(cache, "group", None),
-            getattr(cache, "devices", None),
-        )
+        snapshot: VmDiskDriver = load("snapshot", config.snapshot)(config.place)
     except DriverError as error:
         raise ConfigError(str(error)) from error
+    return LayeredSource(attach, cache, export, step), snapshot, cache

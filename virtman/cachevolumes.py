@@ -28,6 +28,10 @@ class CacheVolumes:
         """The volumes of the cache. Raises NoVolumes, DriverError."""
         return self.views(self.require().volumes())
 
+    def known(self) -> list[Volume]:
+        """The volumes of the cache; none if the driver has none. Raises DriverError."""
+        return [] if self._maybe is None else self.all()
+
     def views(self, found: list[Volume]) -> list[Volume]:
         """What is told of volumes."""
         devices = {record.name: record.device for record in self._devices.records.all()}

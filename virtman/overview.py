@@ -15,7 +15,6 @@ from virtman.devices import Devices
 from virtman.domain import NONE, mac_of
 from virtman.errors import HypervisorError
 from virtman.heartbeat import Heartbeat
-from virtman.hostdrivers import HostDrivers
 from virtman.hostfiles import translate_os_errors
 from virtman.imagekeeper import IMAGE
 from virtman.libvirtdomain import OFF
@@ -31,10 +30,10 @@ class Overview:
     """Reads the parts of an agent, and changes nothing."""
 
     def __init__(
-        self, config: AgentConfig, accel: models.Accel, drivers: HostDrivers, machines: LibvirtMachines, vms: Vms,
-        devices: Devices, volumes: CacheVolumes, upkeep: Upkeep, heartbeat: Heartbeat,
+        self, config: AgentConfig, accel: models.Accel, machines: LibvirtMachines, vms: Vms, devices: Devices,
+        volumes: CacheVolumes, upkeep: Upkeep, heartbeat: Heartbeat,
     ) -> None:  # fmt: skip
-        self._config, self._accel, self._drivers = config, accel, drivers
+        self._config, self._accel = config, accel
         self._vms, self._stacks, self._devices, self._volumes = vms, vms.images, devices, volumes
         self._machines, self._upkeep, self._heartbeat = machines, upkeep, heartbeat
 
@@ -127,12 +126,12 @@ class Overview:
         )  # fmt: skip
 
     def _stack(self, record: ImageRecord, held: frozenset[str]) -> models.Stack:
-        source, stats = self._drivers.source, self._upkeep.images.inspect(record)
+        source, stats = self._stacks.source, self._upkeep.images.inspect(record)
         return models.Stack(
             name=record.name,
             role=record.role,
             phase=record.phase,
-            serving=self._stacks.source.serving(record.name),
+            serving=source.serving(record.name),
             slot=record.slot,
             size=record.size,
             fetched_bytes=stats.held_bytes,
@@ -159,7 +158,7 @@ class Overview:
             images=[self._stack(record, held) for record in self._stacks.records.all()],
             vms=self.vms(),
             disks=self._disks(),
-            cache_volumes=self._volumes.views(self._drivers.volumes()),
+            cache_volumes=self._volumes.known(),
             cached_devices=self.devices(),
             strays=sorted(self._vms.strays()),
             damaged=self._damaged(),
@@ -173,7 +172,7 @@ class Overview:
             room = os.statvfs(self._config.state)
         # Not f_bfree: what is reserved for root is nothing to plan with.
         total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
-        return models.Disks(trouble=self._drivers.snapshot.trouble() or None, total=total, free=free)
+        return models.Disks(trouble=self._vms.vmdisks.trouble() or None, total=total, free=free)
 
     def _damaged(self) -> dict[str, str]:
         """Why records cannot be read, by kind and name."""

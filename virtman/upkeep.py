@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from drivers.base import CacheGroup
 from drivers.digests import digest_of
 from drivers.errors import DriverError
 from virtman import cleaning, serving
 from virtman.devices import Devices
 from virtman.errors import StateDamaged, VirtmanError
-from virtman.hostdrivers import HostDrivers
 from virtman.imagekeeper import CONTENT, IMAGE, ImageKeeper
 from virtman.parallel import raise_all, side_by_side
 from virtman.placekeeper import CHILDREN, LOST, PLACE, PlaceKeeper
@@ -38,13 +38,15 @@ MOST_TOLD = 10000
 
 
 class Upkeep:
-    """``idle_grace``: seconds that a stack nobody needs is kept; ``clock`` in seconds, as ``time.monotonic``."""
+    """``group``: the volumes of the cache, if it has any. ``idle_grace``: seconds that a stack nobody needs is kept;
+    ``clock`` in seconds, as ``time.monotonic``.
+    """
 
     def __init__(
-        self, stacks: Stacks, vms: Vms, drivers: HostDrivers, devices: Devices, idle_grace: float,
+        self, stacks: Stacks, vms: Vms, group: CacheGroup | None, devices: Devices, idle_grace: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self._stacks, self._drivers = stacks, drivers
+        self._stacks, self._group = stacks, group
         self.queue = WorkQueue(self._plan, clock)
         self.images = ImageKeeper(stacks, self.queue, partial(self._ask, KEPT, "check"), idle_grace, clock)
         self.places = PlaceKeeper(stacks, self.queue)
@@ -139,7 +141,7 @@ class Upkeep:
         self.vms.tend()
         self.devices.tend()
         with contextlib.suppress(DriverError):  # status fails with it
-            for volume in self._drivers.volumes():
+            for volume in self._group.volumes() if self._group is not None else []:
                 self._ask(f"{VOLUME}{volume.path}", "tend")
 
     def tend_volume(self, path: Path) -> None:
@@ -197,8 +199,8 @@ class Upkeep:
             self.kept = tuple(digest_of(key) for key in sorted(unused)[:MOST_TOLD])
 
     def _tend_volume(self, path: Path) -> None:
-        if (group := self._drivers.cache_group) is not None:
-            group.tend_volume(path)
+        if self._group is not None:
+            self._group.tend_volume(path)
 
     def _remove_orphans(self) -> None:
         stacks = [partial(serving.remove_orphan, self._stacks, name) for name in sorted(self._stacks.orphans())]

@@ -48,7 +48,6 @@ from drivers.errors import (
 )
 from drivers.layered import LayeredSource
 from drivers.names import checked
-from virtman.hostdrivers import HostDrivers
 from virtman.vms import OpenBlocks
 
 Moment = Callable[[str], None]
@@ -516,14 +515,10 @@ class SnapshotDouble:
         return self.host.disk_trouble
 
 
-def drivers_over(
-    host: Host, *, step: Callable[[str], None] = lambda _step: None, group: CacheGroupDouble | None = None
-) -> HostDrivers:
-    """New drivers on a host that may have things on it already. ``group``: the cache, if it has volumes."""
+def source_over(host: Host, step: Callable[[str], None] = lambda _step: None) -> LayeredSource:
+    """New drivers of images on a host that may have things on it already."""
     attach = AttachDouble(host, lost=lambda _image, _parent: None)
-    export = ExportDouble(host, died=lambda _image: None)
-    source = LayeredSource(attach, group or CacheDouble(host), export, step)
-    return HostDrivers(source, SnapshotDouble(host), None if group is None else group.group)
+    return LayeredSource(attach, CacheDouble(host), ExportDouble(host, died=lambda _image: None), step)
 
 
 class MemoryBlocks:

@@ -14,7 +14,7 @@ from testtools import TestCase
 from drivers.base import Image
 from drivers.digests import draw
 from drivers.host import space
-from tests.doubles.drivers import DevicesDouble, Host, blocks_of, drivers_over, number_in
+from tests.doubles.drivers import DevicesDouble, Host, SnapshotDouble, blocks_of, number_in, source_over
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
 from virtman.devices import Devices
@@ -96,16 +96,15 @@ class Scene:
 
     def start(self) -> None:
         """Make the agent's parts, over what is there."""
-        self.drivers = drivers_over(self.host, step=self.moment)
         self.store = ImageStore(self.folder / "images", space.Room(self.folder))
         self.image_shelf = SmallShelf(self.folder / "records" / "images", ImageRecord, self.room)
         self.vm_shelf = SmallShelf(self.folder / "records" / "vms", VmRecord, self.room)
         self.stacks = Stacks(
-            self.drivers.source, self.image_shelf, self.vm_shelf, self.store, link_to(self.volt), IMAGE_KINDS,
-            changed=self._count_change, released=lambda image: self.released(image), step=self.moment,
+            source_over(self.host, self.moment), self.image_shelf, self.vm_shelf, self.store, link_to(self.volt),
+            IMAGE_KINDS, changed=self._count_change, released=lambda image: self.released(image), step=self.moment,
         )  # fmt: skip
         self.vms = Vms(
-            self.vm_shelf, self.drivers.snapshot, self.machines, self.stacks, VM_KINDS, self.moment,
+            self.vm_shelf, SnapshotDouble(self.host), self.machines, self.stacks, VM_KINDS, self.moment,
             clock=lambda: NOW, opened=blocks_of(self.host),
         )  # fmt: skip
         self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
@@ -140,7 +139,7 @@ class Scene:
 
     def repair(self) -> None:
         """What an agent does when it starts, until nothing can be done at once. Raises VirtmanError."""
-        upkeep = Upkeep(self.stacks, self.vms, self.drivers, self.devices, math.inf)
+        upkeep = Upkeep(self.stacks, self.vms, None, self.devices, math.inf)
         self.released = upkeep.released
         upkeep.queue.start()
         try:
@@ -183,7 +182,7 @@ class Scene:
         test.assertNotIn(vm.name, self.machines.frozen)
         if vm.boot:
             begins_with = self.machines.defined[vm.name].node
-            test.assertEqual(self.drivers.snapshot.open(vm.name).node, begins_with, "what it begins with")
+            test.assertEqual(self.vms.vmdisks.open(vm.name).node, begins_with, "what it begins with")
         test.assertEqual(set(vm.disks), set(self.machines.plugged.get(vm.name, {})), f"disks of {vm.name}")
         test.assertEqual(self.vms.disks_of(vm), self.machines.with_disks.get(vm.name, {}), "what it is defined with")
 

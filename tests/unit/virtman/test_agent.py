@@ -379,13 +379,13 @@ class ReconcilerTest(AgentTest):
         creating.create(self.agent.vms, "vm", "debian", None)
         self.site.settle(self.agent)
         self.host.daemon_dies("debian")
-        self.agent.drivers.source._export.died("debian")  # type: ignore[attr-defined]
+        self.agent.stacks.source._export.died("debian")  # type: ignore[attr-defined]
         self.site.await_true(lambda: "debian" in self.host.served)
 
     def test_a_lost_parent_is_reported_by_its_driver_telling(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
-        (path,) = self.agent.drivers.source.paths("debian")
-        self.agent.drivers.source._attach.lost(self.agent.stacks.records.all()[0].image, path.parent)  # type: ignore[attr-defined]
+        (path,) = self.agent.stacks.source.paths("debian")
+        self.agent.stacks.source._attach.lost(self.agent.stacks.records.all()[0].image, path.parent)  # type: ignore[attr-defined]
         self.site.await_true(lambda: self.volt.reported == [("debian", "other")])
 
 

@@ -53,7 +53,7 @@ class RenameTest(TestCase):
         self.assertEqual({"new"}, self.scene.machines.files)
         booting.start(self.scene.vms, "new")
         self.assertEqual({"new": before.uuid}, self.scene.machines.uuids)
-        self.assertEqual(self.scene.drivers.snapshot.open("new"), self.scene.machines.defined["new"])
+        self.assertEqual(self.scene.vms.vmdisks.open("new"), self.scene.machines.defined["new"])
         self.scene.check(self)
 
     def test_asked_again_it_answers_the_same(self) -> None:

@@ -288,7 +288,7 @@ class ReceiveTest(StreamsTest):
         self.target.machines.stop("vm", force=True)
         receive(self.target, sent(self.source, None, "a", all_of_them=True))
         begins_with = self.target.machines.defined["vm"].node
-        self.assertEqual(self.target.drivers.snapshot.open("vm").node, begins_with)
+        self.assertEqual(self.target.vms.vmdisks.open("vm").node, begins_with)
 
     def test_a_failure_leaves_all_as_it_was(self) -> None:
         receive(self.target, sent(self.source, "a"))

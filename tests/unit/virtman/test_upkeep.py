@@ -13,13 +13,12 @@ from testtools.matchers import Contains
 from drivers.base import Image
 from drivers.digests import draw
 from drivers.errors import BadVolume, DriverError
-from tests.doubles.drivers import BYTES_PER_FETCH, POOL, CacheGroupDouble, drivers_over
+from tests.doubles.drivers import BYTES_PER_FETCH, POOL, VolumesDouble
 from tests.doubles.volt import HERE, INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene, damage
 from virtman import creating, hosting, origins, serving
 from virtman.errors import OriginChanged
-from virtman.hostdrivers import HostDrivers
 from virtman.imagekeeper import IDLE_CHECK, USED_CHECK
 from virtman.inplace import to_publish
 from virtman.records import Boot, ImageRecord, InPlace
@@ -49,11 +48,11 @@ class UpkeepTest(TestCase):
         self.scene = Scene(self)
         self.volt, self.host = self.scene.volt, self.scene.host
         self.clock = Clock()
-        self.use(self.scene.drivers)
+        self.use(None)
 
-    def use(self, drivers: HostDrivers) -> None:
-        """Look after the host with these drivers."""
-        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, drivers, self.scene.devices, GRACE, self.clock)
+    def use(self, group: VolumesDouble | None) -> None:
+        """Look after the host, whose cache has volumes if ``group`` is given."""
+        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, group, self.scene.devices, GRACE, self.clock)
         self.scene.released = self.upkeep.released
         self.upkeep.queue.start()
         self.addCleanup(self.upkeep.queue.stop)
@@ -603,7 +602,7 @@ class IdleTest(UpkeepTest):
 
 class VolumesTest(UpkeepTest):
     def test_one_that_fails_is_tended_until_it_does_not(self) -> None:
-        self.use(drivers_over(self.host, group=CacheGroupDouble(self.host)))
+        self.use(VolumesDouble(self.host))
         self.host.failing["cache.tend_volume"] = BadVolume(Path(POOL.path), "a test")
         self.beat()
         self.assertEqual([f"volume {POOL.path}"], list(self.upkeep.queue.troubles()))

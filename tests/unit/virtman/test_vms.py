@@ -51,7 +51,7 @@ class CreateTest(VmsTest):
         self.assertEqual(Path("/disks/vm.qcow2"), creating.create(self.vms, "vm", "debian", None))
         creating.create(self.vms, "larger", "debian", 5 * MIB)
         self.assertEqual((MIB, 5 * MIB), (self.host.disks["vm"].size, self.host.disks["larger"].size))
-        export = self.scene.drivers.source.device(hosting.ensure(self.scene.stacks, "debian").image)
+        export = self.scene.stacks.source.device(hosting.ensure(self.scene.stacks, "debian").image)
         self.assertEqual(export, self.host.disks["vm"].origin)
         record = self.record()
         self.assertEqual(
@@ -161,7 +161,7 @@ class RepairTest(VmsTest):
 
     def test_a_disk_without_a_record_is_found_and_left_alone(self) -> None:
         creating.create(self.vms, "other", "debian", None)
-        self.scene.drivers.snapshot.create("stray", self.host.disks["other"].origin, MIB)
+        self.scene.vms.vmdisks.create("stray", self.host.disks["other"].origin, MIB)
         self.assertEqual({"stray"}, self.vms.strays())
         self.scene.restart()
         self.assertIn("stray", self.host.disks)
