@@ -42,10 +42,10 @@ MAX_BODY = 4 * 1024 * 1024
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 """Paths that need no token: they tell nothing about hosts and images."""
 
-HTTP_PROBLEMS: dict[int | None, tuple[type[errors.Problem], str]] = {
-    404: (errors.NoSuchPath, "there is no such path in Volt's API"),
-    405: (errors.BadMethod, "this path does not take this method"),
-    413: (errors.TooLarge, f"a body may have {MAX_BODY} bytes"),
+HTTP_ERRORS: dict[int | None, str] = {
+    404: "there is no such path in Volt's API",
+    405: "this path does not take this method",
+    413: f"a body may have {MAX_BODY} bytes",
 }
 """By the status of Flask's own errors. Flask's texts are for people who typed an address."""
 
@@ -256,8 +256,10 @@ def _problem_of(error: Exception) -> errors.Problem:
         case errors.Problem():
             return error
         case HTTPException():
-            kind, why = HTTP_PROBLEMS.get(error.code, (errors.BadRequest, error.description))
-            return kind(f"{request.method} {request.path}: {why}")
+            why = HTTP_ERRORS.get(error.code, error.description)
+            problem = errors.BadRequest(f"{request.method} {request.path}: {why}")
+            problem.status = error.code or problem.status
+            return problem
         case RecursionError():
             return errors.BadRequest("the body's JSON is nested too deeply")
         case SQLAlchemyError():

@@ -49,23 +49,11 @@ class Problem(VoltError):
 
 
 class BadRequest(Problem, status=400):
-    """The request is not what the OpenAPI document says."""
+    """The request is not what the OpenAPI document says; its status may also be 404, 405 or 413."""
 
 
 class Unauthorized(Problem, status=401):
     """No bearer token, or a wrong one."""
-
-
-class NoSuchPath(Problem, status=404):
-    """The API has no such path."""
-
-
-class BadMethod(Problem, status=405):
-    """The path exists, the method does not."""
-
-
-class TooLarge(Problem, status=413):
-    """The request's body is too large."""
 
 
 class InternalError(Problem):
