@@ -8,7 +8,6 @@ that it names, with the agent's rights. So they get no header that others than a
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from drivers.host.space import Room
 from virtman.errors import BadDevice, BadImageFile, BadRequest, CallerGone
-from virtman.hostfiles import require_room, translate_os_errors
+from virtman.hostfiles import data_from, require_room, translate_os_errors
 from virtman.newfile import open_path
 
 if TYPE_CHECKING:
@@ -196,14 +195,6 @@ def _copy(source: int, target: int, room: Room, what: str, progress: Progress | 
 def _filled(source: int, size: int) -> Iterator[tuple[int, int]]:
     """Where a file's first ``size`` bytes are no holes (lseek(2)). Raises OSError."""
     end = 0
-    while end < size:
-        try:
-            start = os.lseek(source, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # there are only holes
-                return
-            raise
-        if start >= size:
-            return
+    while (start := data_from(source, end, size)) < size:
         end = min(size, os.lseek(source, start, os.SEEK_HOLE))
         yield start, end

@@ -6,6 +6,7 @@ So whoever undoes what failed catches VirtmanError and DriverError, and nothing 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,3 +45,13 @@ def no_room(room: Room, where: Path, what: str) -> NoRoom:
     if kept:
         said += f", and {kept} MiB are kept for what VMs write (virtman agent --reserve)"
     return NoRoom(f"{said}; make room there")
+
+
+def data_from(fd: int, offset: int, size: int) -> int:
+    """Where data begin at or after an offset (lseek(2)); ``size`` if there are only holes. Raises OSError."""
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return size

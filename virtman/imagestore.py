@@ -6,7 +6,6 @@ over the copy. Neither takes time for holes (but see drivers/digests.py).
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from drivers.host.folders import matching
 from drivers.host.locks import NamedLocks
 from drivers.host.space import Room
 from virtman.convert import RAW, Content, Progress, convert
-from virtman.hostfiles import translate_os_errors
+from virtman.hostfiles import data_from, translate_os_errors
 
 
 class ImageStore:
@@ -105,16 +104,6 @@ def _pieces(fd: int, size: int) -> Iterator[bytes]:
     for offset in range(0, size, PIECE):
         length = min(PIECE, size - offset)
         if data < offset:
-            data = _data_from(fd, offset, size)
+            data = data_from(fd, offset, size)
         hole = data >= offset + length
         yield os.pread(fd, length, offset) if not hole else ZEROS if length == PIECE else bytes(length)
-
-
-def _data_from(fd: int, offset: int, size: int) -> int:
-    """Where data begin at or after an offset; ``size`` if there are only holes. Raises OSError."""
-    try:
-        return os.lseek(fd, offset, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return size
