@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from drivers.base import Device
 from drivers.errors import DriverError
@@ -30,26 +29,26 @@ class Made:
     current: str | None = None
 
 
-def create(vms: Vms, name: str, image: str, size: int | None) -> Path:
-    """A writable disk for a VM, of ``size`` bytes or the image's size. Returns its path.
+def create(vms: Vms, name: str, image: str, size: int | None) -> None:
+    """Make a writable disk for a VM, of ``size`` bytes or the image's size; an existing one of these is left alone.
 
-    Asked again with the same image and size, it returns the existing disk. Raises VmExists, BadSize, UnknownImage,
-    CoordinatorDown, DriverError, NoRoom; after an error nothing is left, or, if the log says so, the rest is removed
-    later.
+    Raises VmExists, BadSize, UnknownImage, CoordinatorDown, DriverError, NoRoom; after an error nothing is left, or, if
+    the log says so, the rest is removed later.
     """
     with vms.holding(name):
-        return create_held(vms, name, image, size)
+        create_held(vms, name, image, size)
 
 
-def create_held(vms: Vms, name: str, image: str, size: int | None) -> Path:
+def create_held(vms: Vms, name: str, image: str, size: int | None) -> None:
     """As ``create``, for a caller that holds the VM's lock."""
     vms.resume(name)
     record = vms.records.get(name)
     if record is not None:
-        return _existing(vms, record, image, size)
+        _check_existing(record, image, size)
+        return
     disks.check_size(size)
     record = VmRecord(name=name, image=image, size=size, state=State.ABSENT)
-    return _path(_add(vms, record.begin(CREATE), lambda stack: Made(new_disk(vms, name, stack, size))))
+    _add(vms, record.begin(CREATE), lambda stack: Made(new_disk(vms, name, stack, size)))
 
 
 def receive(
@@ -102,22 +101,21 @@ def _is_clone(vms: Vms, name: str, source: VmRecord) -> bool:
     return record is not None and record.state is State.PRESENT and not record.doing(DESTROY)
 
 
-def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, moving: bool = False) -> Device:
+def _add(vms: Vms, record: VmRecord, make: Callable[[ImageRecord], Made], *, moving: bool = False) -> None:
     """Have a disk made over its image's stack. ``moving``: the disk comes from another host."""
 
-    def act(record: VmRecord) -> Device:
+    def act(record: VmRecord) -> None:
         stack = hosting.ensure(vms.images, record.image, moving=moving)
         vms.step("create:attached")
         made = make(stack)
         vms.step("create:disk")
         vms.settle(record, size=made.disk.size, snapshots=made.snapshots, current=made.current)
         vms.step("create:done")
-        return made.disk
 
     vms.check_free(record.name)
     present = vms.images.records.get(record.image) is not None
     try:
-        return vms.run(record, act)
+        vms.run(record, act)
     except (VirtmanError, DriverError):
         if not present:
             _remove_stack(vms, record.image)
@@ -143,19 +141,12 @@ def new_disk(vms: Vms, name: str, stack: ImageRecord, size: int | None) -> Devic
     return vms.vmdisks.create(name, vms.images.source.device(stack.image), size or least)
 
 
-def _existing(vms: Vms, record: VmRecord, image: str, size: int | None) -> Path:
+def _check_existing(record: VmRecord, image: str, size: int | None) -> None:
     if record.image != image or size not in (None, record.size):
         raise VmExists(
             f"vm {record.name!r} exists, of image {record.image!r} with {exact_size(record.size)};"
             " destroy it first or use another name"
         )
-    return _path(vms.vmdisks.open(record.name))
-
-
-def _path(device: Device) -> Path:
-    if device.path is None:
-        raise ValueError(f"a VM's disk has a path: {device}")
-    return device.path
 
 
 def destroy(vms: Vms, name: str, permit: Permit = anything) -> None:
