@@ -45,6 +45,8 @@ def create(client: AgentClient, vm: str, image: str, *, size: int | None, replac
     """
     _check_size(size)
     if replace:
+        if image not in {stack.name for stack in client.status().images}:
+            client.tree(image)  # an image that Volt does not list is no reason to destroy anything
         with suppress(UnknownVm):
             client.destroy(vm)
     answer = client.create(vm, image, size)

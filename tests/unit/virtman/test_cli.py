@@ -170,6 +170,7 @@ class VmCommandsTest(AgentCliTest):
         for _ in range(2):
             self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian", "--size", "2M"))
         self.fails("create", "vm", "debian", "--size", "513", "--replace")
+        self.run_virtman("create", "vm", "none", "--replace", code=3)
         self.assertEqual(2 * MIB, self.json("show", "vm")["disk"]["size"])
         self.assertEqual("/disks/vm.qcow2\n", self.out("create", "vm", "debian", "--replace"))
         self.assertEqual(MIB, self.json("show", "vm")["disk"]["size"])
