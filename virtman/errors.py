@@ -9,7 +9,7 @@ class VirtmanError(Exception):
     """Base of all errors that the agent reports.
 
     ``status`` is the HTTP status of the local API, and ``kind`` the problem type (RFC 9457). A class that names no
-    ``kind`` has the words of the class's name: ``BadSize`` is ``bad-size``.
+    ``kind`` has the words of the class's name: ``BadSize`` is ``bad-size``. A private class has its base's kind.
     """
 
     status = 500
@@ -17,7 +17,7 @@ class VirtmanError(Exception):
 
     def __init_subclass__(cls) -> None:
         """Set the kind."""
-        if "kind" not in vars(cls):
+        if "kind" not in vars(cls) and not cls.__name__.startswith("_"):
             cls.kind = re.sub(r"(?<=.)(?=[A-Z])", "-", cls.__name__).lower()
 
 
