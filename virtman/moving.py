@@ -256,7 +256,7 @@ class Migration:
                 raise BadRequest(f"vm {self._vm!r} is at the destination already: is that another host than this one?")
             if state == ANOTHER:
                 raise VmExists(f"the destination has a vm {self._vm!r}; destroy it there first, or rename one of them")
-        self._drop(old)
+        _drop(self._client, self._vm, old)
 
     def _sender(self, snapshot: str | None, base: str | None) -> Send:
         """Sends a snapshot, and whatever others there are after ``base``; or what the disk holds now."""
@@ -294,14 +294,9 @@ class Migration:
         try:
             if self._made:
                 self._destination.give_up(self._vm, self._made)
-            self._drop(self._made)
+            _drop(self._client, self._vm, self._made)
         except VirtmanError as second:
             error.add_note(f"something of its migration may be left: {second}")
-
-    def _drop(self, snapshots: Sequence[str]) -> None:
-        for snapshot in snapshots:
-            with suppress(UnknownSnapshot):
-                self._client.delete_snapshot(self._vm, snapshot)
 
     def _arrive(self, take: Take, snapshot: str) -> float:
         """Send what was written last, and have the VM go on. Returns the seconds that it took."""
@@ -333,6 +328,12 @@ def _snapshots(client: AgentClient, vm: str) -> list[str]:
     return [one.name for one in client.snapshots(vm) if one.name.startswith(TRAVELLING)]
 
 
+def _drop(client: AgentClient, vm: str, snapshots: Sequence[str]) -> None:
+    for snapshot in snapshots:
+        with suppress(UnknownSnapshot):  # another call of the same migration removes them, too
+            client.delete_snapshot(vm, snapshot)
+
+
 def abort(client: AgentClient, destination: Destination | None, vm: str, *, force: bool = False) -> models.Vm:
     """End a migration of a VM, and remove what is left of one. One that went, and does not go on there yet, is
     destroyed there, so that it can be started here again; with ``force`` without a look there.
@@ -358,9 +359,7 @@ def abort(client: AgentClient, destination: Destination | None, vm: str, *, forc
         raise BadRequest(
             f"say with --to where vm {vm!r} was to go, so that what has come there goes; --force leaves it"
         )
-    for snapshot in snapshots:
-        with suppress(UnknownSnapshot):  # who moved it removes them, too
-            client.delete_snapshot(vm, snapshot)
+    _drop(client, vm, snapshots)
     return client.vm(vm)
 
 
