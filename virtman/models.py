@@ -580,7 +580,7 @@ class Disks(Model):
 class Status(Model):
     """What a host has and does now.
 
-    ``strays``: disks without a record; ``damaged``: why records cannot be read, by ``vm NAME``, ``image NAME`` or
+    ``orphans``: disks without a record; ``damaged``: why records cannot be read, by ``vm NAME``, ``image NAME`` or
     ``device NAME``; ``deaths``: threads of the agent that died;
     ``troubles``: errors of jobs that are tried again, by key: ``image NAME``, ``content of NAME`` (the digest of an
     image in place), ``place of NAME`` (in Volt's tree), ``lost parents of NAME``, ``children of NAME``, ``vm NAME``,
@@ -599,7 +599,7 @@ class Status(Model):
     disks: Disks
     cache_volumes: list[Volume]
     cached_devices: list[CachedDevice] = []
-    strays: list[str]
+    orphans: list[str]
     damaged: dict[str, str]
     deaths: list[Death]
     troubles: dict[str, str]
@@ -610,7 +610,7 @@ class Repaired(Model):
 
     vms: list[str]
     images: list[str]
-    strays: list[str]
+    orphans: list[str]
     devices: list[str] = []
 
 

@@ -160,7 +160,7 @@ class Overview:
             disks=self._disks(),
             cache_volumes=self._volumes.known(),
             cached_devices=self.devices(),
-            strays=sorted(self._vms.strays()),
+            orphans=sorted(self._vms.orphans()),
             damaged=self._damaged(),
             troubles=self._upkeep.queue.troubles(),
             deaths=deaths(),

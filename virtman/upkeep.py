@@ -109,7 +109,7 @@ class Upkeep:
         return {
             "vms": self.vms.needy(),
             "images": self.images.needy(),
-            "strays": set(self._stacks.orphans()),
+            "orphans": set(self._stacks.orphans()),
             "devices": self.devices.needy(),
         }
 

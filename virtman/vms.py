@@ -81,7 +81,7 @@ class Vms:
         if self.records.get(name) is not None:
             raise VmExists(f"vm {name!r} exists; destroy it first or use another name")
 
-    def strays(self) -> frozenset[str]:
+    def orphans(self) -> frozenset[str]:
         """Disks without a record. No crash makes one, so only a person may decide to delete it."""
         return self.vmdisks.existing() - frozenset(self.records.names())
 

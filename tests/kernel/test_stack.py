@@ -240,7 +240,7 @@ class KillCase(StackCase):
 class CrashTest(KillCase):
     def assert_nothing_half_made(self, machine: Machine) -> None:
         self.assertEqual([], self.agent(machine).vms())
-        self.assertEqual([], self.agent(machine).status().strays)
+        self.assertEqual([], self.agent(machine).status().orphans)
 
     def test_agent_killed_while_it_creates_destroys_and_lets_go_leaves_nothing_half_made(self) -> None:
         self.publish("image", SMALL)
@@ -351,7 +351,7 @@ class SnapshotTest(SnapshotCase):
         self.virtman("snapshot", "delete", "vm", "one")
         agent = self.agent(self.host)
         self.assertEqual((["two"], two), ([snapshot.name for snapshot in agent.snapshots("vm")], self.content(path)))
-        self.assertEqual((4 << 20, []), (agent.vms()[0].disk.size, agent.status().strays))
+        self.assertEqual((4 << 20, []), (agent.vms()[0].disk.size, agent.status().orphans))
 
 
 class StreamTest(SnapshotCase):

@@ -68,8 +68,8 @@ def _phase(status: Status) -> Iterator[str]:
 
 
 def _trouble(status: Status) -> Iterator[str]:
-    for stray in status.strays:
-        yield f"the disk of {stray} has no record; it is left alone"
+    for orphan in status.orphans:
+        yield f"the disk of {orphan} has no record; it is left alone"
     for name, why in status.damaged.items():
         yield f"{name}: {why}; all that it may need is left alone"
     for what, why in status.troubles.items():
@@ -123,7 +123,7 @@ def gc(client: AgentClient, dry_run: bool) -> Answer:
 def repair(client: AgentClient) -> Answer:
     """Compare this host with the agent's records; finish or undo what was cut off."""
     answer = client.repair()
-    done = {"images": answer.images, "strays": answer.strays, "vms": answer.vms}
+    done = {"images": answer.images, "orphans": answer.orphans, "vms": answer.vms}
     done |= {"devices": answer.devices} if answer.devices else {}
     said = "; ".join(f"{kind}: {', '.join(names) or 'nothing to do'}" for kind, names in done.items())
     return Answer(answer, said)

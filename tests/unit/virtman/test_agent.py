@@ -345,7 +345,7 @@ class RepairTest(AgentTest):
         self.assertRaises(Cut, creating.destroy, self.agent.vms, "vm")
         self.host.daemon_dies("debian")
         self.host.endpoints.add("stray")
-        self.assertEqual(models.Repaired(vms=["vm"], images=["debian"], strays=["stray"]), self.agent.repair())
+        self.assertEqual(models.Repaired(vms=["vm"], images=["debian"], orphans=["stray"]), self.agent.repair())
         self.assertEqual(({}, {"debian"}), (self.host.disks, set(self.host.served)))
 
     def test_it_goes_on_after_an_error_and_tells_all(self) -> None:

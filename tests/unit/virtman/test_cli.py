@@ -481,8 +481,8 @@ class HostCommandsTest(AgentCliTest):
         self.out("create", "vm", "debian")
         self.site.hold_still(self.agent)
         self.site.host.daemon_dies("debian")
-        self.assertEqual("images: debian; strays: nothing to do; vms: nothing to do\n", self.out("repair"))
-        self.assertEqual({"vms": [], "images": [], "strays": [], "devices": []}, self.json("repair"))
+        self.assertEqual("images: debian; orphans: nothing to do; vms: nothing to do\n", self.out("repair"))
+        self.assertEqual({"vms": [], "images": [], "orphans": [], "devices": []}, self.json("repair"))
 
     def test_suspend(self) -> None:
         self.out("boot", "vm", "debian", *BOOT)

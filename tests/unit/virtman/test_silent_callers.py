@@ -101,7 +101,7 @@ class SilentCallerTest(SiteCase):
         self.site.host.daemon_dies("debian")
         repaired: list[models.Repaired] = []
         self.end(self.in_background(lambda: repaired.append(self.agent.repair())))
-        self.assertEqual([models.Repaired(vms=[], images=["debian"], strays=[])], repaired)
+        self.assertEqual([models.Repaired(vms=[], images=["debian"], orphans=[])], repaired)
         self.assertTrue(self.agent.vms.record("vm").doing(RECEIVE))
         self.finish()
         self.end(receiving)

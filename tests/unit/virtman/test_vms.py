@@ -161,7 +161,7 @@ class RepairTest(VmsTest):
     def test_a_disk_without_a_record_is_found_and_left_alone(self) -> None:
         creating.create(self.vms, "other", "debian", None)
         self.scene.vms.vmdisks.create("stray", self.host.disks["other"].origin, MIB)
-        self.assertEqual({"stray"}, self.vms.strays())
+        self.assertEqual({"stray"}, self.vms.orphans())
         self.scene.restart()
         self.assertIn("stray", self.host.disks)
 
