@@ -218,9 +218,7 @@ class Devices:
 
 
 def _by_force(record: DeviceRecord) -> bool:
-    return (
-        record.operation is not None and record.doing(DETACH_DEVICE) and bool(record.operation.arguments.get("force"))
-    )
+    return record.doing(DETACH_DEVICE) and bool(record.argument("force"))
 
 
 def _stays_attached(_devices: Devices, record: DeviceRecord, error: Exception | None) -> DeviceRecord | None:
