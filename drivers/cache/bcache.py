@@ -33,7 +33,7 @@ from pathlib import Path
 from drivers.base import CacheStats, Device, Image, Place
 from drivers.cache import backing, onefetch
 from drivers.cache.cacheddevices import Devices
-from drivers.cache.cachefiles import Files, kernel_base, label
+from drivers.cache.cachefiles import Files, kernel_base, label, undone_after_error
 from drivers.cache.cachegroup import IMAGE, Group
 from drivers.cache.cachevolumes import Volumes
 from drivers.door import door
@@ -85,11 +85,8 @@ class BcacheCache:
         source, top = kernel_base(image, base), _top(image)
         with self.group.lock:
             if not devmapper.exists(top):
-                try:
+                with undone_after_error(image, self._close):
                     self._start(image, source)
-                except (DriverError, OSError):
-                    self._undo(image)
-                    raise
         return Device(size=image.size, path=devmapper.map_path(top))
 
     def close(self, image: Image) -> None:
@@ -203,13 +200,6 @@ class BcacheCache:
             self._note(image, volume, held)
         self._seen.pop(label(image), None)
         self.group.settle()
-
-    def _undo(self, image: Image) -> None:
-        """Remove what a failed opening has made. The first error is the one to tell."""
-        try:
-            self._close(image)
-        except (DriverError, OSError) as error:
-            log.error("image %s: removing a half made cache failed too: %s", image.name, error)
 
     # How much was fetched: the kernel's counter since the opening, and a note of what it has to be added to
 

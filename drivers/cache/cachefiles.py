@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from drivers.base import Device, Image
 from drivers.digests import LONGEST_KEY
-from drivers.errors import BadDevice, BadDisk, BadName, InUse
+from drivers.errors import BadDevice, BadDisk, BadName, DriverError, InUse
 from drivers.host.folders import matching
 from drivers.kernel import loopdev
 from drivers.kernel.devmapper import SECTOR
 from drivers.names import checked
+
+log = logging.getLogger(__name__)
 
 _KEY = re.compile(rf"[0-9A-Za-z]{{1,{LONGEST_KEY}}}", re.ASCII)
 
@@ -48,6 +53,19 @@ class Files:
 
     def _all(self, key: str) -> list[Path]:
         return [path for kind in self._kinds for path in matching(self._folder, f"{key}-*.{kind}")]
+
+
+@contextmanager
+def undone_after_error(image: Image, close: Callable[[Image], None]) -> Iterator[None]:
+    """After an error ``close`` what a failed opening has made. The first error is the one to raise."""
+    try:
+        yield
+    except (DriverError, OSError):
+        try:
+            close(image)
+        except (DriverError, OSError) as error:
+            log.error("image %s: removing a half made cache failed too: %s", image.name, error)
+        raise
 
 
 def kernel_base(image: Image, base: Device) -> Path:

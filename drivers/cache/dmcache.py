@@ -34,9 +34,9 @@ from pathlib import Path
 
 from drivers.base import CacheStats, Device, Image, Place
 from drivers.cache import onefetch
-from drivers.cache.cachefiles import Files, file_bytes, kernel_base, label
+from drivers.cache.cachefiles import Files, file_bytes, kernel_base, label, undone_after_error
 from drivers.door import door
-from drivers.errors import CommandFailed, DriverError
+from drivers.errors import CommandFailed
 from drivers.host.durable import sync, write_atomically
 from drivers.host.retry import Backoff
 from drivers.host.space import allocate
@@ -99,11 +99,8 @@ class DmCache:
         """
         source, top = kernel_base(image, base), _top(image)
         if not devmapper.exists(top):
-            try:
+            with undone_after_error(image, self.close):
                 self._start(image, source)
-            except (DriverError, OSError):
-                self._undo(image)
-                raise
         return Device(size=image.size, path=devmapper.map_path(top))
 
     def close(self, image: Image) -> None:
@@ -185,13 +182,6 @@ class DmCache:
         elif not _closed_whole(meta):
             log.warning("image %s: its cache starts empty: its metadata is not whole", image.name)
             self._forget(image)
-
-    def _undo(self, image: Image) -> None:
-        """Remove what a failed opening has made. The first error is the one to tell."""
-        try:
-            self.close(image)
-        except (DriverError, OSError) as error:
-            log.error("image %s: removing a half made cache failed too: %s", image.name, error)
 
     def _settle(self, image: Image, seconds: float) -> None:
         """Have dm-cache copy the blocks that are in memory below it, and drop them there."""
