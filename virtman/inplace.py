@@ -27,7 +27,7 @@ from pathlib import Path
 
 from drivers.base import Opened
 from drivers.digests import DRAWN, kind_for, kind_of
-from drivers.host import blockdev
+from drivers.host import blockdev, descriptors
 from drivers.host.retry import until
 from virtman.convert import RAW
 from virtman.errors import BadImageFile, OriginChanged, OriginMissing
@@ -280,18 +280,12 @@ def _opened(path: Path) -> Iterator[int]:
 
     Raises OSError, BadImageFile.
     """
-    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with descriptors.opened(path, os.O_PATH) as handle:
         mode = os.fstat(handle).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise BadImageFile(f"{path} is neither a file nor a block device")
-        fd = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
-    finally:
-        os.close(handle)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+        with descriptors.opened(f"/proc/self/fd/{handle}", os.O_NOCTTY | os.O_NONBLOCK) as fd:
+            yield fd
 
 
 def _identify(fd: int, path: Path) -> InPlace:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivers.host.descriptors import opened
 from drivers.host.durable import sync
 from virtman.errors import BadRequest, Conflict
 from virtman.hostfiles import translate_os_errors
@@ -87,11 +88,8 @@ def _give_name(fd: int, named: Path | None, path: Path) -> None:
 
 def _link(source: Path, path: Path) -> None:
     """A name for a file that has none: linkat(2) with AT_SYMLINK_FOLLOW, which Python uses if it is given a folder."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened(path.parent, os.O_DIRECTORY) as folder:
         os.link(source, path.name, dst_dir_fd=folder, follow_symlinks=True)
-    finally:
-        os.close(folder)
 
 
 def _rename(source: Path, path: Path) -> None:

@@ -27,8 +27,6 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +35,7 @@ from drivers.cache import onefetch
 from drivers.cache.cachefiles import Files, file_bytes, kernel_base, label, undone_after_error
 from drivers.door import door
 from drivers.errors import CommandFailed
+from drivers.host.descriptors import opened
 from drivers.host.durable import sync, write_atomically
 from drivers.host.retry import Backoff
 from drivers.host.space import allocate
@@ -285,7 +284,7 @@ def _move(image: Image, seconds: float) -> tuple[int, int]:
     source, below = onefetch.source(label(image)), devmapper.counters(onefetch.device(label(image)))
     left = _resident(source, _blocks(image))
     all_of_them, end = len(left), time.monotonic() + seconds
-    with _opened(_inner(image), os.O_DIRECT) as cache, _opened(source) as memory, _opened(below) as counters:
+    with opened(_inner(image), os.O_DIRECT) as cache, opened(source) as memory, opened(below) as counters:
         for _ in range(_PASSES):
             waiting, left = left, {}
             for block, offset in waiting.items():
@@ -299,7 +298,7 @@ def _move(image: Image, seconds: float) -> tuple[int, int]:
 def _resident(device: Path, blocks: int) -> dict[int, int]:
     """Blocks of a device with a page in memory, and the offset in bytes of their first such page."""
     found: dict[int, int] = {}
-    with _opened(device) as fd:
+    with opened(device) as fd:
         for start in range(0, blocks * BLOCK, _LOOKED_AT):
             present = _pages(fd, start, min(_LOOKED_AT, blocks * BLOCK - start))
             page = present.find(1)
@@ -321,15 +320,6 @@ def _pages(fd: int, start: int, length: int) -> bytes:
         if failed:
             raise OSError(ctypes.get_errno(), "mincore")
     return bytes(vector)
-
-
-@contextmanager
-def _opened(device: Path, flags: int = 0) -> Iterator[int]:
-    fd = os.open(device, os.O_RDONLY | flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _blocks(image: Image) -> int:

@@ -27,6 +27,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from drivers.host.descriptors import opened
 from drivers.kernel import devmapper, loopdev, multipath
 
 log = logging.getLogger(__name__)
@@ -95,13 +96,13 @@ def _hands_on_whole_requests() -> bool:
 
     Over a file in memory, and not over dm-zero, which refuses what is read for the pages in memory (Linux: REQ_RAHEAD).
     """
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         memory = os.memfd_create(_TRIAL)
-        opened.callback(os.close, memory)
+        stack.callback(os.close, memory)
         os.truncate(memory, LARGEST)
-        [zeros] = opened.enter_context(loopdev.random_readers(Path(f"/proc/self/fd/{memory}"), 1))
+        [zeros] = stack.enter_context(loopdev.random_readers(Path(f"/proc/self/fd/{memory}"), 1))
         line = f"0 {LARGEST // devmapper.SECTOR} linear {zeros} 0"
-        opened.callback(devmapper.remove, _TRIAL)
+        stack.callback(devmapper.remove, _TRIAL)
         below = devmapper.create(_TRIAL, [line], read_only=True)
         with loopdev.random_readers(below, 1) as [loop]:
             before = _requests(below)
@@ -117,21 +118,14 @@ def _requests(device: Path) -> int:
 
 
 def _read_directly(device: Path, size: int) -> None:
-    fd = os.open(device, os.O_RDONLY | os.O_DIRECT)
-    try:
-        with mmap.mmap(-1, size) as memory:
-            os.preadv(fd, [memory], 0)
-    finally:
-        os.close(fd)
+    with opened(device, os.O_DIRECT) as fd, mmap.mmap(-1, size) as memory:
+        os.preadv(fd, [memory], 0)
 
 
 def free(label: str) -> None:
     """Give the memory back, when the cache has what was fetched. Raises OSError."""
-    fd = os.open(source(label), os.O_RDONLY)
-    try:
+    with opened(source(label)) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
 
 
 def _once(label: str) -> str:

@@ -7,6 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from drivers.host.descriptors import opened
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace ``path`` so that after any crash it holds the old or the new content, whole.
@@ -29,8 +31,5 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def sync(path: Path) -> None:
     """Have the content of a file outlive a power cut, or the names in a folder."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with opened(path) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)

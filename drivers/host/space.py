@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from drivers.errors import NoSpace
+from drivers.host.descriptors import opened
 
 RESERVE, SHARE, SMALL = 1 << 30, 3, 10
 """Unless the administrator says otherwise, SHARE percent of a file system are kept free, and at least RESERVE bytes, or
@@ -52,8 +53,7 @@ class Room:
 
 def allocate(file: Path, size: int) -> None:
     """Make the file ``size`` bytes long, with all its disk space. What is new in it reads as zeros. Raises NoSpace."""
-    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with opened(file, os.O_RDWR | os.O_CREAT) as fd:
         before = os.fstat(fd).st_size
         if before >= size:
             return
@@ -65,8 +65,6 @@ def allocate(file: Path, size: int) -> None:
                 file.unlink()
             stat = os.statvfs(file.parent)
             raise NoSpace(file, stat.f_bavail * stat.f_frsize, size - before) from error
-    finally:
-        os.close(fd)
 
 
 def shortage(folder: Path, needed: int) -> str:

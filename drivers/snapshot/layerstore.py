@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from drivers.errors import NoSpace
+from drivers.host.descriptors import opened
 
 READING = ".reading-"
 """The name of a folder of links begins so if the links only keep layers while somebody reads them."""
@@ -86,12 +87,9 @@ class LayerStore:
 @contextlib.contextmanager
 def flocked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder (flock(2))."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened(folder, os.O_DIRECTORY) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
 
 
 def give_as(model: Path, file: Path) -> None:
