@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,11 +13,11 @@ import click
 
 from volt.errors import VoltError
 from volt.groups import Group
+from volt.printing import draw, table
 from volt.text import size_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-    from rich.console import Console
 
     from volt.client import VoltClient
 
@@ -118,7 +117,7 @@ def tree(image: str, url: str, token_file: Path | None, as_json: bool) -> None:
         return
     from volt.treeview import render
 
-    _console().print(render(shown))
+    draw(render(shown))
 
 
 @main.group(invoke_without_command=True)
@@ -207,19 +206,7 @@ def _print(found: Sequence[BaseModel], as_json: bool, header: Sequence[str], row
     if as_json:
         click.echo(json.dumps([model.model_dump(mode="json") for model in found], indent=2))
         return
-    from rich.table import Table
-
-    table = Table(*header, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    _console().print(table)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # A pipe has no width to fit into.
-    return Console() if sys.stdout.isatty() else Console(width=1000, soft_wrap=True)
+    table(header, rows)
 
 
 if __name__ == "__main__":

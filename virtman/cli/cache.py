@@ -10,8 +10,9 @@ import click
 
 from virtman.cli import options
 from virtman.cli.host import print_devices
-from virtman.cli.output import Answer, table
+from virtman.cli.output import Answer
 from volt.groups import Group
+from volt.printing import table
 from volt.text import size_text
 
 if TYPE_CHECKING:

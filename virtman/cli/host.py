@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Answer, table
+from virtman.cli.output import Answer
+from volt.printing import table
 from volt.text import size_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Answer, draw, progress, table
+from virtman.cli.output import Answer, progress
+from volt.printing import draw, table
 from volt.text import size_text
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Answer, table
+from virtman.cli.output import Answer
 from volt.groups import Group
+from volt.printing import table
 from volt.text import size_text
 
 if TYPE_CHECKING:

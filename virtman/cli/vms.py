@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Answer, Failure, fields, table
+from virtman.cli.output import Answer, Failure, fields
 from virtman.errors import BadSize, UnknownVm
+from volt.printing import table
 from volt.text import exact_size, natural_order, size_text
 
 if TYPE_CHECKING:
