@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 @contextmanager
-def opened(path: Path | str, flags: int = os.O_RDONLY, mode: int = 0o600) -> Iterator[int]:
-    """The descriptor of a file, device or folder; ``flags``, ``mode``: see open(2). Raises OSError."""
-    fd = os.open(path, flags | os.O_CLOEXEC, mode)
+def opened(path: Path | str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """The descriptor of a file, device or folder. ``flags``: see open(2); a new file is its owner's. Raises OSError."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         yield fd
     finally:
