@@ -44,7 +44,6 @@ def key_of(digest: str) -> str:
 
 
 def digest_of(key: str) -> str:
-    """The digest that has this key."""
     for kind, letters in _LETTERS.items():
         if key.startswith(letters):
             return kind + key.removeprefix(letters)
@@ -82,5 +81,4 @@ class Sum:
             self._whole.update(self._of_zeros if piece is ZEROS else hashlib.sha256(piece).digest())
 
     def digest(self) -> str:
-        """Of all that was added."""
         return self._kind + self._whole.hexdigest()

@@ -110,11 +110,9 @@ class Machine:
         return _DEBIAN_PYTHON in sys.path
 
     def has_tool(self, name: str) -> bool:
-        """Whether the program is installed."""
         return _which(name) is not None
 
     def has_library(self, module: str) -> bool:
-        """Whether the Python module can be imported."""
         return importlib.util.find_spec(module) is not None
 
     def has_module(self, name: str) -> bool:

@@ -85,7 +85,6 @@ MAX_BODY = 16 << 20
 
 
 def problem(error: VirtmanError) -> models.Problem:
-    """The problem document of an error."""
     return _problem(error.status, error.kind, str(error))
 
 
@@ -158,7 +157,6 @@ class Application(OpenAPI):
         return {"description": "One JSON object in each line, the last has the answer or a problem", "content": content}
 
     def make_response(self, rv: Any) -> Response:
-        """The response of what a route returned."""
         if rv is None:
             return Response(status=204)
         if isinstance(rv, BaseModel):
@@ -167,7 +165,6 @@ class Application(OpenAPI):
 
 
 def create_app(agent: Agent) -> Application:
-    """The API of one agent."""
     refusal = {"description": "A problem (RFC 9457)", "content": {PROBLEM: {"schema": _reference("Problem")}}}
     app = Application(
         "virtman", info=Info(title="VirtMan agent", version="1"), validation_error_status=400,

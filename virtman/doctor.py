@@ -92,7 +92,6 @@ class Examination:
         return list(dict.fromkeys(finding.remedy for finding in self.missing if finding.remedy))
 
     def as_json(self) -> dict[str, Any]:
-        """The whole examination for scripts."""
         return {
             "stack": self.stack,
             "runs": self.runs,

@@ -16,7 +16,6 @@ class VirtmanError(Exception):
     kind = "internal"
 
     def __init_subclass__(cls) -> None:
-        """Set the kind."""
         if "kind" not in vars(cls) and not cls.__name__.startswith("_"):
             cls.kind = re.sub(r"(?<=.)(?=[A-Z])", "-", cls.__name__).lower()
 

@@ -46,7 +46,6 @@ class Passed:
 
     @property
     def path(self) -> Path:
-        """Where programs open it."""
         return open_path(self.fd)
 
     @property

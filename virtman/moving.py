@@ -79,7 +79,6 @@ class Destination:
         self._name = " ".join(command)
 
     def find(self, vm: str) -> models.VmLine | None:
-        """The VM, if it is there."""
         return next((one for one in self._answer(list[models.VmLine], "list") if one.name == vm), None)
 
     def check(self, source: models.MigrationSource) -> None:

@@ -51,7 +51,6 @@ class Overview:
         return models.Booted(**dict(self.vm(name)))
 
     def vms(self) -> list[models.VmLine]:
-        """All VMs of this host."""
         records = self._vms.records.all()
         states = self.vm_states(records)
         users = {disk: record.name for record in records for disk in record.disks}
@@ -97,7 +96,6 @@ class Overview:
 
     @staticmethod
     def snapshot(record: VmRecord, snapshot: Snapshot) -> models.Snapshot:
-        """One of a VM's snapshots."""
         return models.Snapshot(**dict(snapshot), current=snapshot.name == record.current)
 
     # Images
@@ -146,7 +144,6 @@ class Overview:
     # The host
 
     def status(self) -> models.Status:
-        """What this host has and does now."""
         heartbeat, held = self._heartbeat, self._stacks.held()
         return models.Status(
             host=self._config.name,

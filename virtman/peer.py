@@ -26,7 +26,6 @@ class Peer:
         return self.uid in (0, os.geteuid())
 
     def __str__(self) -> str:
-        """The user, for people."""
         try:
             return f"user {pwd.getpwuid(self.uid).pw_name}"
         except KeyError:

@@ -161,7 +161,6 @@ class Pipe:
         raise TimeoutError
 
     def close(self) -> None:
-        """Be gone."""
         self._listener.close()
         self.path.unlink(missing_ok=True)
 
@@ -185,7 +184,6 @@ class Pump:
         self._error: Exception | None = None
 
     def __enter__(self) -> Self:
-        """Nothing is copied yet."""
         return self
 
     def start(self, path: str) -> None:

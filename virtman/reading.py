@@ -54,7 +54,6 @@ class Readers:
                 raise HostTrouble(f"what image {name!r} is served from does not answer: it is still being read")
 
     def names(self) -> frozenset[str]:
-        """The names of all readers."""
         return frozenset(self._readers.copy())
 
     def close(self) -> None:

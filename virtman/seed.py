@@ -49,7 +49,6 @@ class Identity:
 
 
 def seed_image(identity: Identity) -> bytes:
-    """The content of the seed's ISO file."""
     iso = pycdlib.PyCdlib()
     iso.new(interchange_level=3, vol_ident=LABEL, joliet=3, rock_ridge="1.09")
     for name, content in identity.files().items():

@@ -71,12 +71,10 @@ class DriverReport:
 
     @property
     def there(self) -> list[str]:
-        """The needs that are met."""
         return [finding.need for finding in self.findings if finding.met]
 
     @property
     def missing(self) -> list[Finding]:
-        """The needs that are not met."""
         return [finding for finding in self.findings if not finding.met]
 
 

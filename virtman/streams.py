@@ -281,7 +281,6 @@ def _base(record: VmRecord, header: Header) -> Snapshot:
 
 
 def _names(header: Header) -> list[str]:
-    """The snapshots that a stream has."""
     return [section.name for section in header.sections if section.name is not None]
 
 

@@ -114,7 +114,6 @@ class WorkQueue:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Nothing runs yet."""
         self._plan = plan
         self._clock = clock
         self._chance = chance

@@ -37,7 +37,6 @@ class Cli(Group):
     """Our errors are one line and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
         try:
             return super().invoke(ctx)
         except VoltError as error:

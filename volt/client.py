@@ -76,15 +76,12 @@ class VoltClient:
         self._http = httpx.Client(base_url=_checked_url(url), headers=headers, timeout=timeout, trust_env=False)
 
     def __enter__(self) -> Self:
-        """Use the client and close it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connections."""
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def register(self, host: str, address: str) -> Host:

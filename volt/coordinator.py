@@ -68,7 +68,6 @@ class Coordinator:
             return Host.model_validate(row, from_attributes=True)
 
     def hosts(self) -> list[Host]:
-        """All registered hosts, by name."""
         with self.store.read() as session:
             rows = session.scalars(select(HostRow).order_by(HostRow.name))
             return [Host.model_validate(row, from_attributes=True) for row in rows]
@@ -159,13 +158,11 @@ class Coordinator:
             return queries.describe(session, [image])[0], new
 
     def images(self) -> list[Image]:
-        """All published images, by name."""
         with self.store.read() as session:
             published = select(ImageRow).where(ImageRow.published).order_by(ImageRow.name)
             return queries.describe(session, session.scalars(published).all())
 
     def image(self, name: str) -> Image:
-        """One image. Raises ImageUnknown."""
         with self.store.read() as session:
             return queries.describe(session, [queries.published(session, name)])[0]
 
@@ -191,7 +188,6 @@ class Coordinator:
             log.info("image %s removed", name)
 
     def tree(self, image: str) -> ImageTree:
-        """An image's tree. Raises ImageUnknown."""
         with self.store.read() as session:
             row = queries.published(session, image)
             tree = load_tree(session, row)

@@ -32,7 +32,6 @@ class Problem(VoltError):
     """The HTTP status."""
 
     def __init_subclass__(cls, status: int = 500) -> None:
-        """Set slug and status."""
         cls.slug = re.sub(r"(?<=.)(?=[A-Z])", "-", cls.__name__).lower()
         cls.status = status
 

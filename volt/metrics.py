@@ -18,7 +18,6 @@ class Metrics:
     """The numbers of one Volt."""
 
     def __init__(self, store: Store) -> None:
-        """All counters at zero."""
         self.registry = CollectorRegistry()
         self.registry.register(StoreCollector(store))
         self.heartbeats = Counter("volt_heartbeats", "Heartbeats received", registry=self.registry)
@@ -36,7 +35,6 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -44,7 +42,6 @@ class StoreCollector(Collector):
     """Gauges read from the store."""
 
     def __init__(self, store: Store) -> None:
-        """Nothing is read yet."""
         self._store = store
 
     def describe(self) -> list[GaugeMetricFamily]:

@@ -145,7 +145,6 @@ class Store:
             raise VoltError(f"cannot use database {self._engine.url!r}: {reason}") from error
 
     def close(self) -> None:
-        """Close the connections."""
         self._engine.dispose()
 
     @contextmanager
@@ -200,7 +199,6 @@ Rows = dict[str, tuple[Any, ...]]
 
 
 def load_tree(session: Session, image: ImageRow) -> Tree:
-    """An image's tree as it is stored."""
     return _tree(image, _rows(session, node_table, image), _rows(session, departure_table, image))
 
 

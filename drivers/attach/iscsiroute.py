@@ -92,7 +92,6 @@ class _Jobs:
                 self._threads[target].start()
 
     def join(self) -> None:
-        """Wait for all threads."""
         with self._lock:
             alive = [thread for thread in self._threads.values() if thread.is_alive()]
         for thread in alive:
@@ -169,7 +168,6 @@ class Route:
     # What the monitor asks and calls: all of it returns at once
     @property
     def map(self) -> str:
-        """The name of the map."""
         return self._map.name
 
     @property

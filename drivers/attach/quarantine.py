@@ -28,7 +28,6 @@ class Quarantine(Generic[T]):
         self._ends[parent] = self._clock() + QUARANTINE
 
     def holds(self, parent: T) -> bool:
-        """Whether the parent is in quarantine."""
         return self._clock() < self._ends.get(parent, 0)
 
     def in_order(self, parents: Iterable[T]) -> list[T]:

@@ -42,7 +42,6 @@ class Routes(Generic[R]):
         return route
 
     def add(self, image: str, route: R) -> R:
-        """Take a new route in."""
         with self._lock:
             self._by_image[image] = route
         return route
@@ -55,7 +54,6 @@ class Routes(Generic[R]):
             route.close()
 
     def close(self) -> None:
-        """Close and forget all of them."""
         with self._lock:
             images = list(self._by_image)
         for image in images:

@@ -30,7 +30,6 @@ class Files:
         self._folder, self._kinds = folder, kinds
 
     def of(self, image: Image, kind: str) -> Path:
-        """See ``file_of``."""
         return file_of(self._folder, image, kind)
 
     def keys(self) -> frozenset[str]:

@@ -20,7 +20,6 @@ class NamedLocks:
 
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Hold the lock of ``name``."""
         with self._guard:
             lock, users = self._locks.get(name, (threading.Lock(), 0))
             self._locks[name] = (lock, users + 1)

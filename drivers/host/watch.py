@@ -45,7 +45,6 @@ class Watch:
 
     @property
     def name(self) -> str:
-        """The thread's name."""
         return self._thread.name
 
     def start(self) -> None:

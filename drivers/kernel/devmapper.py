@@ -219,7 +219,6 @@ def table(name: str) -> str:
 
 
 def numbers_in(table: str) -> list[str]:
-    """The devices that a table names."""
     return _NUMBER.findall(table)
 
 
@@ -254,7 +253,6 @@ def others(prefix: str) -> frozenset[str]:
 
 
 def _listed(prefix: str) -> dict[str, Known]:
-    """The maps whose names begin like this."""
     return {name: found for name, found in dmioctl.listing().items() if name.startswith(prefix)}
 
 

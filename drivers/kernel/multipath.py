@@ -48,7 +48,6 @@ class State:
 
     @property
     def good(self) -> frozenset[str]:
-        """The paths that have not failed."""
         return frozenset(number for group in self.groups for number in group) - self.failed
 
     def without(self, numbers: Collection[str]) -> Groups:

@@ -51,12 +51,10 @@ def leave_alone(folder: Path) -> None:
 
 
 def folders() -> list[str]:
-    """The folders with files of ours."""
     return list(_folders)
 
 
 def rules() -> str:
-    """What udev is told."""
     files = "|".join(f"{folder}/*" for folder in _folders)
     return f"""\
 # Written by VirtMan: nothing has to probe its devices.

@@ -59,7 +59,6 @@ class Client:
         return answer["return"]
 
     def close(self) -> None:
-        """Hang up."""
         self._lines.close()
         self._sock.close()
 

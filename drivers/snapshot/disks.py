@@ -38,7 +38,6 @@ class Records(Generic[D]):
             torn.unlink()
 
     def path(self, vm: str) -> Path:
-        """The file of the VM's record."""
         return self._folder / f"{checked(vm)}.json"
 
     def read(self, vm: str) -> D:

@@ -176,7 +176,6 @@ class Layers:
         return next_step(below, needed, shared, fold=fold)
 
     def file(self, number: int) -> Path:
-        """Where a layer is."""
         return self._store.file(number)
 
     # Changes
@@ -231,7 +230,6 @@ class Layers:
         sync(self.folder)
 
     def write_snapshots(self, snapshots: Mapping[str, int]) -> None:
-        """Replace all snapshots."""
         write_atomically(self._snapshots, json.dumps({"snapshots": snapshots}).encode())
 
     def remove(self, number: int) -> None:

@@ -36,7 +36,6 @@ class LayerStore:
         self._group = group
 
     def file(self, number: int) -> Path:
-        """Where a layer is."""
         return self.folder / f"{number}{SUFFIX}"
 
     def locked(self) -> contextlib.AbstractContextManager[None]:

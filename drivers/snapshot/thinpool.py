@@ -107,7 +107,6 @@ class ThinPool:
             self._watch = None
 
     def remove(self) -> None:
-        """Remove the pool, and its files."""
         self.close()
         devmapper.remove(POOL)
         for file in (self._data, self._meta):
@@ -127,7 +126,6 @@ class ThinPool:
         return _Fill.now().free if devmapper.exists(POOL) else 0
 
     def used_blocks(self) -> int:
-        """Blocks of data that volumes use."""
         return _Fill.now().used
 
     def trouble(self) -> str:

@@ -74,7 +74,6 @@ class Volumes:
         self._records, self._tell, self._draw = records, tell, draw
 
     def is_made(self, vm: str) -> bool:
-        """Whether the VM has a volume."""
         return self._records.path(vm).exists() and self._records.read(vm).made
 
     def of(self, vm: str) -> ThinDisk:

@@ -16,6 +16,5 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Apply."""
     Base.metadata.create_all(op.get_bind())
     op.bulk_insert(edge_key_table, [{"id": 1, "key": secrets.token_bytes(32)}])
