@@ -14,6 +14,7 @@ from virtman.errors import BadSize, UnknownVm, VirtmanError, VmExists
 from virtman.operations import Kind
 from virtman.records import CREATE, DESTROY, ImageRecord, Snapshot, State, VmRecord
 from virtman.roles import Permit, anything
+from virtman.sizes import check_size
 from virtman.vms import Vms
 from volt.text import exact_size
 
@@ -46,7 +47,7 @@ def create_held(vms: Vms, name: str, image: str, size: int | None) -> None:
     if record is not None:
         _check_existing(record, image, size)
         return
-    disks.check_size(size)
+    check_size(size)
     record = VmRecord(name=name, image=image, size=size, state=State.ABSENT)
     _add(vms, record.begin(CREATE), lambda stack: Made(new_disk(vms, name, stack, size)))
 
@@ -61,7 +62,7 @@ def receive(
     """
     with vms.holding(name):
         vms.resume(name)
-        disks.check_size(size)
+        check_size(size)
         record = VmRecord(name=name, image=image, size=size, state=State.ABSENT).begin(CREATE, snapshots=[*snapshots])
         _add(vms, record, make, moving=True)
 

@@ -10,31 +10,20 @@ from contextlib import contextmanager, suppress
 from drivers.errors import BadDisk, DiskInUse, DriverError, NotPossible, SnapshotMissing
 from virtman.errors import BadRequest, BadSize, UnknownSnapshot, UnknownVm, VirtmanError, VmRuns
 from virtman.hypervisor import Running
-from virtman.models import LARGEST_DISK
 from virtman.names import TEMPORARY, TRAVELLING
 from virtman.operations import Kind
 from virtman.records import CRASH, DROP, FROZEN, OFF, RESIZE, REVERT, TAKE, Snapshot, VmRecord
 from virtman.roles import Permit, anything
+from virtman.sizes import check_size
 from virtman.vms import Vms
 from volt.text import exact_size
 
 log = logging.getLogger(__name__)
 
-SECTOR = 512
-
 NOT_BEGUN = (DiskInUse, SnapshotMissing, NotPossible)
 """With one of these errors the driver refuses to revert a disk, and has changed nothing."""
 
 REVERTED = "its disk goes back to a snapshot"
-
-
-def check_size(size: int | None) -> None:
-    """Raises BadSize."""
-    if size is not None and (size <= 0 or size % SECTOR or size > LARGEST_DISK):
-        raise BadSize(
-            f"a disk of {exact_size(size)} is not possible: the size is a positive multiple of {SECTOR} bytes, at most"
-            f" {exact_size(LARGEST_DISK)}"
-        )
 
 
 def resize(vms: Vms, vm: str, size: int, permit: Permit = anything) -> None:

@@ -20,11 +20,9 @@ from drivers.cachemodels import Volume as Volume  # noqa: PLC0414
 from drivers.digests import PATTERN
 from drivers.host.watch import Death
 from virtman.names import NAME_PATTERN, PATH_PATTERN
+from virtman.sizes import LARGEST_DISK, SECTOR
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, '-' or '_'")]
-LARGEST_DISK = 128 << 40
-"""Bytes. QEMU opens no qcow2 whose first table has more than 32 MiB (block/qcow2.h, QCOW_MAX_L1_SIZE). Above a
-snapshot, and in a clone, a disk has clusters of 16 KiB (drivers/snapshot/qcow2.py)."""
 
 
 def _integer(value: object) -> object:
@@ -36,7 +34,7 @@ def _integer(value: object) -> object:
 
 INTEGER = BeforeValidator(_integer)
 Flag = Annotated[bool, Field(strict=True)]
-Size = Annotated[int, Field(gt=0, multiple_of=512, le=LARGEST_DISK, description="bytes, a multiple of 512"), INTEGER]
+Size = Annotated[int, Field(gt=0, multiple_of=SECTOR, le=LARGEST_DISK, description="bytes, a multiple of 512"), INTEGER]
 HostPath = Annotated[str, Field(pattern=PATH_PATTERN, max_length=4095, description="absolute, on this host")]
 Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
 """Text that can be written down: JSON can also spell halves of surrogates."""

@@ -13,24 +13,13 @@ import click
 
 from virtman.cli import options
 from virtman.cli.output import Answer, Failure, fields
-from virtman.errors import BadSize, UnknownVm
+from virtman.errors import UnknownVm
+from virtman.sizes import check_size
 from volt.printing import table
-from volt.text import exact_size, natural_order, size_text
+from volt.text import natural_order, size_text
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
-
-LARGEST = options.SUFFIXES["T"] << 7
-"""Bytes: the most that the agent lets a disk have."""
-
-
-def _check_size(size: int | None) -> None:
-    """Raises BadSize before anything is destroyed or asked of the agent."""
-    if size is not None and (size % 512 or size <= 0 or size > LARGEST):
-        raise BadSize(
-            f"a disk of {exact_size(size)} is not possible: the size is a positive multiple of 512, and at most"
-            f" {LARGEST >> 40}T"
-        )
 
 
 @options.command()
@@ -44,7 +33,7 @@ def create(client: AgentClient, vm: str, image: str, *, size: int | None, replac
     \b
     Example: qemu-system-x86_64 -m 1G -nographic -drive file=$(virtman create web-1 debian-12),if=virtio
     """
-    _check_size(size)
+    check_size(size)
     if replace:
         if image not in {stack.name for stack in client.status().images}:
             client.tree(image)  # an image that Volt does not list is no reason to destroy anything
@@ -78,7 +67,7 @@ def boot(
     """
     keys = [line.strip() for file in ssh_key for line in _text(file).splitlines() if line.strip()]
     user_data = _text(cloud_init) if cloud_init else None
-    _check_size(size)
+    check_size(size)
     answer = client.boot(vm, image, size, ssh_keys=keys, user_data=user_data, **how)
     return Answer(answer, f"{vm} is {answer.state} on {answer.disk.path}; see: virtman console {vm}")
 
@@ -187,7 +176,7 @@ def resize(client: AgentClient, vm: str, size: int) -> Answer:
     \b
     Example: virtman resize web-1 40G
     """
-    _check_size(size)
+    check_size(size)
     answer = client.resize(vm, size)
     return Answer(answer, f"the disk of {vm} has {size_text(answer.disk.size)} now")
 

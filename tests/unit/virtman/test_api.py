@@ -53,11 +53,12 @@ from virtman.errors import (
 )
 from virtman.fdpassing import Passed
 from virtman.peer import Peer
+from virtman.sizes import LARGEST_DISK
 
 BAD_NAMES = ["a.b", "..", "-a", "a" * 64, "a" * 300, "a b", "%00", "é", "a%0a"]
 BAD_PATHS = ["", "a", "./a", "/", "//a", "/a\0", "/a\nb", "/\n", "/a\r", "/a\x1b[2J", "/\ud800", "/" + "a" * 4095]
 
-BAD_SIZES: list[object] = [0, -512, 1, 513, 0.5, "big", models.LARGEST_DISK + 512, 1 << 70, [], True]
+BAD_SIZES: list[object] = [0, -512, 1, 513, 0.5, "big", LARGEST_DISK + 512, 1 << 70, [], True]
 
 
 class ApiTest(TestCase):

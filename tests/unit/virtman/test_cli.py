@@ -37,8 +37,6 @@ from virtman.api import create_app
 from virtman.cli import main
 from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure
-from virtman.cli.vms import LARGEST
-from virtman.models import LARGEST_DISK
 from virtman.stream import Header, Section, write
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
@@ -138,9 +136,6 @@ class SnapshotCommandsTest(AgentCliTest):
         self.assertThat(self.fails("resize", "vm", "4194305"), Contains("multiple of 512"))
         self.assertThat(self.fails("resize", "vm", "9999999T"), Contains("at most 128T"))
         self.assertThat(self.misused("resize", "vm", "big"), Contains("is not a size"))
-
-    def test_the_largest_disk_is_the_agents(self) -> None:
-        self.assertEqual(LARGEST, LARGEST_DISK)
 
     def test_clone(self) -> None:
         for _ in range(2):

@@ -20,7 +20,7 @@ from drivers.snapshot.layers import _LAYOUT_ABOVE
 from tests.unit.virtman.imagefiles import CONTENT, ImagesTest, qemu_img
 from virtman.errors import BadImageFile
 from virtman.imagefile import LARGEST, inspect
-from virtman.models import LARGEST_DISK
+from virtman.sizes import LARGEST_DISK
 
 
 class InspectTest(ImagesTest):

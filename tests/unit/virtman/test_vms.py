@@ -20,8 +20,8 @@ from virtman.errors import (
     VmExists,
     VmRuns,
 )
-from virtman.models import LARGEST_DISK
 from virtman.records import Boot, State, VmRecord
+from virtman.sizes import LARGEST_DISK
 
 SOON = 120.0
 MIB = 1 << 20
