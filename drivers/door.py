@@ -9,20 +9,18 @@ A call that returns a context manager is at work when that is entered and left, 
 
 from __future__ import annotations
 
-import errno
 import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
-from drivers.errors import DiskFull, DriverError, HostFailed
+from drivers.errors import FULL, DiskFull, DriverError, HostFailed
 from drivers.needs import Needs, provide
 
 D = TypeVar("D", bound=type)
 T = TypeVar("T")
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NEED_NOTHING = frozenset({"__init__", "close"})
 
 
@@ -46,7 +44,7 @@ def is_guarded(call: Callable[..., Any]) -> bool:
 
 def translated(error: OSError) -> DriverError:
     """What a driver raises instead of an OSError."""
-    return DiskFull(error) if error.errno in _FULL else HostFailed(error)
+    return DiskFull(error) if error.errno in FULL else HostFailed(error)
 
 
 def _guarded(call: Callable[..., Any], *, needs_kernel: bool) -> Callable[..., Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a full file system, or a used up quota, answers."""
 
 
 class DriverError(Exception):

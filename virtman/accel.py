@@ -13,6 +13,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+from drivers.host.blockdev import BOOT_ID
 from drivers.host.durable import write_atomically
 from virtman.models import Accel
 
@@ -22,7 +23,6 @@ TIME_LIMIT = 10.0
 """Seconds to the kernel's banner. With a KVM that works it takes less than one."""
 BANNER = b"Linux version"
 QEMU = "qemu-system-x86_64"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def choose_accel(kernel: Path | None, memory: Path, device: Path = Path("/dev/kvm")) -> Accel:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import HTTPException
 
 from drivers import errors as driver_errors
+from drivers.errors import FULL
 from virtman import (
     attaching,
     booting,
@@ -41,7 +42,6 @@ from virtman.calls import Call, LongCall
 from virtman.convert import Progress
 from virtman.errors import VirtmanError
 from virtman.fdpassing import Passed
-from virtman.hostfiles import FULL
 from virtman.models import DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
 from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe
@@ -383,7 +383,7 @@ def _image_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None
     @app.serve(calls.PUBLISH_IN_PLACE)
     def publish_in_place(path: ImagePath, body: models.InPlaceRequest) -> Response:
         def publish(file: Path | Passed, tell: Progress) -> models.Published:
-            return agent.publishing.publish_in_place(path.image, file, body.trust, digest=body.digest, progress=tell)
+            return agent.publishing.publish_in_place(path.image, file, body.trust, tell, digest=body.digest)
 
         return long_calls.run_with_file(f"publish {path.image}", Path(body.file), publish, passed=body.passed)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from drivers.base import DeviceCache
 from drivers.cachemodels import CachedDevice
 from drivers.errors import DeviceInUse, DeviceRefused
+from drivers.host.blockdev import BOOT_ID
 from drivers.host.locks import NamedLocks
-from virtman.accel import BOOT_ID
 from virtman.errors import BadDevice, DiskBusy, NoVolumes
 from virtman.fdpassing import Passed
 from virtman.operations import Kind, Operations

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from drivers.errors import FULL
 from drivers.host.space import Room
 from virtman.errors import HostTrouble, NoRoom
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What a full file system, or a used up quota, answers."""
 
 
 @contextmanager

@@ -25,10 +25,6 @@ from virtman.vms import Vms
 from volt.client import Image as PublishedImage
 
 
-def _quietly(_step: str, _done: int, _total: int) -> None:
-    """Ignore progress."""
-
-
 class Publishing:
     """Publishes files, files and devices in place, and VMs' disks.
 
@@ -111,9 +107,8 @@ class Publishing:
         return here.image
 
     def publish_in_place(
-        self, name: str, file: Path | Passed, trust: str | None, *, digest: bool,
-        progress: Progress = _quietly,
-    ) -> models.Published:  # fmt: skip
+        self, name: str, file: Path | Passed, trust: str | None, progress: Progress, *, digest: bool
+    ) -> models.Published:
         """Make this host the origin of an image whose content stays where it is. ``trust``: the digest of the content.
 
         The same object may be published again by another path; another object takes its place only if it is trusted to

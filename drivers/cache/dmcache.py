@@ -35,6 +35,7 @@ from drivers.cache import onefetch
 from drivers.cache.cachefiles import Files, file_bytes, kernel_base, label, undone_after_error
 from drivers.door import door
 from drivers.errors import CommandFailed
+from drivers.host.blockdev import BOOT_ID
 from drivers.host.descriptors import opened
 from drivers.host.durable import sync, write_atomically
 from drivers.host.retry import Backoff
@@ -57,7 +58,6 @@ _PAGE = mmap.PAGESIZE
 _LOOKED_AT = 64 << 20
 """Bytes of an image for whose pages the kernel is asked at a time. What is mapped for it counts as memory that may be
 wanted: it refuses more than there is (Linux: mm/overcommit-accounting)."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FLAGS, _CLEAN_SHUTDOWN = 4, (1).to_bytes(4, "little")
 """Where the metadata has its flags, and the one that stands alone in good order."""
 _PASSES = 4
@@ -160,7 +160,7 @@ class DmCache:
         with self._files.of(image, "data").open("ab") as file:
             file.truncate(blocks * BLOCK)
         note = self._files.of(image, "open")
-        write_atomically(note, _BOOT.read_bytes())
+        write_atomically(note, BOOT_ID.read_bytes())
         meta, data = (loopdev.attach(self._files.of(image, kind)) for kind in ("meta", "data"))
         line = f"0 {blocks * block} cache {meta} {data} {origin} {block} 2 metadata2 writethrough smq 0"
         devmapper.create(_inner(image).name, [line])
@@ -173,7 +173,7 @@ class DmCache:
     def _check_files(self, image: Image) -> None:
         """Start empty if the machine went down while the cache was open, or if half of it is lost."""
         note, meta, data = (self._files.of(image, kind) for kind in _KINDS)
-        if note.exists() and note.read_text() != _BOOT.read_text():
+        if note.exists() and note.read_text() != BOOT_ID.read_text():
             log.warning("image %s: its cache starts empty: the machine went down while it was open", image.name)
             self._forget(image)
         if not (meta.exists() and data.exists() and data.stat().st_size == _blocks(image) * BLOCK):

@@ -218,7 +218,7 @@ class PublishInPlaceTest(AgentTest):
         self.file.write_bytes(b"1" * MIB)
 
     def publish(self, name: str = "mine", trust: str | None = None) -> models.Published:
-        return self.agent.publishing.publish_in_place(name, self.file, trust, digest=False)
+        return self.agent.publishing.publish_in_place(name, self.file, trust, nothing, digest=False)
 
     def here(self) -> models.InPlace:
         found = self.image("mine").in_place
