@@ -28,8 +28,8 @@ def door(driver: D) -> D:
     """Class decorator for drivers, to be the uppermost one.
 
     The constructor and public methods, also inherited ones, raise HostFailed or DiskFull instead of an OSError. Before
-    the first call of a method but ``close``, what the attribute ``needs`` says of the kernel is provided; the methods
-    therefore raise ModuleMissing, too.
+    the first call of a method but ``close``, what the attribute ``needs`` says of the kernel is provided; else the
+    method raises a DriverError that names the module.
     """
     for name, call in inspect.getmembers(driver, inspect.isfunction):
         if name == "__init__" or not name.startswith("_"):

@@ -143,13 +143,6 @@ class HostFailed(DriverError):
         self.errno = error.errno
 
 
-class ModuleMissing(DriverError):
-    """The kernel does not load a module, or what the module offers is not there."""
-
-    def __init__(self, module: str, why: object) -> None:
-        super().__init__(f"the kernel module {module} is needed: {why}")
-
-
 class NotReleased(DriverError):
     """The kernel did not finish a change of a device in time."""
 

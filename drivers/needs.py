@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.errors import DriverError, ModuleMissing
+from drivers.errors import DriverError
 from drivers.host.command import run
 
 _DEBIAN_PYTHON = "/usr/lib/python3/dist-packages"
@@ -151,7 +151,7 @@ def _which(tool: str) -> str | None:
 def provide(needs: Needs) -> None:
     """Have the kernel give what a driver needs of it: load the modules that are not there, mount what is not mounted.
 
-    Raises ModuleMissing, CommandFailed.
+    Raises DriverError.
     """
     machine = Machine()
     with _providing:
@@ -168,7 +168,7 @@ def _load(module: str) -> None:
     try:
         run([_which(MODPROBE.name) or MODPROBE.name, module])  # it knows those that are a part of the kernel
     except DriverError as error:
-        raise ModuleMissing(module, error) from error
+        raise DriverError(f"the kernel module {module} is needed: {error}") from error
 
 
 def _make(node: Node, machine: Machine) -> None:
@@ -176,7 +176,7 @@ def _make(node: Node, machine: Machine) -> None:
     if node.mount and not machine.has_node(node):
         run(["mount", "-t", node.mount, node.mount, str(node.path)])
     if not machine.has_node(node):
-        raise ModuleMissing(node.module, f"it is loaded, but there is no {node.path}")
+        raise DriverError(f"the kernel module {node.module} is loaded, but there is no {node.path}")
 
 
 def check(needs: Needs, machine: Machine, address: str) -> list[Finding]:
