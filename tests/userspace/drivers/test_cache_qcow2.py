@@ -136,7 +136,8 @@ class DamageTest(CacheCase):
 
     def assert_thrown_away(self) -> None:
         self.h.cache.open(self.image, self.h.attach.connect(self.image, [self.up.parent]))
-        self.assertEqual(0, self.h.held(self.image))
+        header = read_header(self.cache_file)
+        self.assertEqual((0, None, False), (self.h.held(self.image), header.backing, header.external_data))
         self.h.join(self.image, [self.up])
         self.fill()
 
