@@ -311,6 +311,86 @@ class ExportDriver(Protocol):
         """Names of images with something of this driver on the host: a process, a socket, a target."""
 
 
+class ImageSource(Protocol):
+    """All that a host has of images: it reads each from parents, keeps what it read, and serves it to children.
+
+    An image whose content this host has as a whole is an *origin's*: it has no parents. The agent serialises calls for
+    one image, except ``admit``, ``unsettled`` and calls that change nothing.
+    """
+
+    @property
+    def address(self) -> str:
+        """What this host registers at Volt, as a URI; children compute an image's endpoint from it."""
+
+    def reserve(self, image: str) -> None:
+        """Make the endpoint exist now. Children may connect; their reads wait until ``ensure``."""
+
+    def ensure(self, image: Image, parents: Sequence[Parent], *, fresh: bool = False) -> None:
+        """Serve the image, and read misses from the first parent that lives; never wait for a parent's data.
+
+        Asked again it changes nothing. ``fresh``: no connection to a host that is no parent is left when this returns.
+        """
+
+    def ensure_origin(self, image: Image, content: Path | Opened) -> None:
+        """Serve the image from a file or block device of this host. Asked again it changes nothing."""
+
+    def follow(self, image: Image, parents: Sequence[Parent], *, sure: bool) -> None:
+        """Read from other parents. ``sure``: it is certain that the source reads from no host of an earlier list.
+
+        No connection to a host that is no parent is left when this returns.
+        """
+
+    def unsettled(self, image: str) -> bool:
+        """Whether ``ensure`` with the same parents would read from a better one now. May take seconds."""
+
+    def admit(self, image: str, revision: int, children: Sequence[Child], *, new: bool = False) -> None:
+        """Let exactly these children read. Volt's words may arrive in any order: the highest revision counts.
+
+        An image without an endpoint stays closed, unless ``new``: then the endpoint is being made, or Volt counts its
+        revisions anew. Does not wait for calls that make or change the source.
+        """
+
+    def close(self, image: str) -> None:
+        """Let no further children in until ``admit`` says ``new``."""
+
+    def drop(self, image: str, content: Image | None) -> None:
+        """Stop serving and forget the parents; reads that wait end. What was kept stays for the next ``ensure``.
+
+        ``content``: the image, if its size and digest are known and it is no origin's. Goes on after an error, and
+        raises the first.
+        """
+
+    def device(self, image: Image) -> Device:
+        """What VMs' disks of this host are made on: the same data that children get."""
+
+    def serving(self, image: str) -> bool:
+        """Whether the image is being served at this moment."""
+
+    def paths(self, image: str) -> Sequence[PathStatus]:
+        """The routes to parents in their order; none of an origin, nor before ``ensure``. Asks no parent."""
+
+    def hit_bytes(self, image: str) -> int | None:
+        """See ``ExportDriver.hit_bytes``."""
+
+    def held(self, image: Image) -> CacheStats:
+        """What is kept of the image now (``CacheDriver.stats``)."""
+
+    def fill(self, image: Image, ranges: Sequence[Range]) -> None:
+        """Have what these ranges hold kept here, read from parents where it is not."""
+
+    def existing(self) -> frozenset[str]:
+        """Names of images with anything of a source on the host."""
+
+    def kept(self) -> frozenset[str]:
+        """Keys (``Image.key``) of images of which something is kept."""
+
+    def kept_size(self, key: str) -> int:
+        """The bytes of disk space that ``forget`` would free."""
+
+    def forget(self, key: str) -> int:
+        """Delete what is kept under an image's key. Returns the bytes of disk space freed."""
+
+
 class Monitor(Protocol):
     """The QEMU that runs a VM and has its disk open."""
 

@@ -10,7 +10,7 @@ import logging
 import os
 from functools import partial
 
-from drivers.base import CacheDriver, CacheGroup, DeviceCache, Died, LostParent, VmDiskDriver
+from drivers.base import CacheDriver, CacheGroup, DeviceCache, Died, ImageSource, LostParent, VmDiskDriver
 from drivers.errors import DriverError
 from drivers.host.space import Room
 from drivers.layered import LayeredSource
@@ -139,7 +139,7 @@ def _volt_client(config: AgentConfig) -> VoltClient:
 
 def _load_drivers(
     config: AgentConfig, lost: LostParent, died: Died, step: Step
-) -> tuple[LayeredSource, VmDiskDriver, CacheDriver]:
+) -> tuple[ImageSource, VmDiskDriver, CacheDriver]:
     """The source of images, the driver of VMs' disks, and the cache driver. Raises ConfigError."""
     try:
         cache: CacheDriver = load("cache", config.cache)(config.place)

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from drivers.base import ImageSource
 from drivers.errors import DriverError
 from drivers.host.locks import NamedLocks
-from drivers.layered import LayeredSource
 from virtman.errors import Suspended
 from virtman.imagestore import ImageStore
 from virtman.operations import Kind, Operations
@@ -36,7 +36,7 @@ class Stacks:
     """
 
     def __init__(
-        self, source: LayeredSource, records: RecordStore[ImageRecord], vms: RecordStore[VmRecord], store: ImageStore,
+        self, source: ImageSource, records: RecordStore[ImageRecord], vms: RecordStore[VmRecord], store: ImageStore,
         volt: VoltLink, kinds: Mapping[str, Kind[Stacks, ImageRecord]], changed: Callable[[], None],
         released: Callable[[str], None], step: Step = log_step,
     ) -> None:  # fmt: skip
