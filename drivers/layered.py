@@ -49,7 +49,7 @@ class LayeredSource:
         self._admitted: dict[str, int] = {}
         """The revision of Volt's word that says who may read, by image; an image without one is closed."""
         self._half_built: set[str] = set()
-        """Images that may be read from another parent than their routes lead to."""
+        """Images whose building was cut off: the daemon may still read from an earlier parent."""
 
     @property
     def address(self) -> str:

@@ -94,7 +94,7 @@ def report_lost(stacks: Stacks, name: str, host: str) -> Assignment | None:
     If Volt is down this is not repeated: Volt notices by itself that a host is gone, and the host may be back.
     Raises DriverError, NoRoom.
     """
-    restore(stacks, name)  # changes nothing unless the daemon may still wait at the lost parent's socket
+    restore(stacks, name)  # replaces the daemon only if it may still hold a connection to the lost parent
     try:
         return stacks.volt.report(name, host)
     except (CoordinatorDown, UnknownImage) as error:

@@ -29,7 +29,7 @@ def ensure(stacks: Stacks, name: str, *, moving: bool = False) -> ImageRecord:
             return record if stacks.source.serving(name) else build(stacks, record)
         if record.doing(PUBLISH):
             return stacks.operations.carry_out(record)
-        # Only the record tells how to undo what is left of a stack that was half removed.
+        # The new attach begins from the old record, so an undo still knows the content that was half removed.
         update = {"role": Role.HOST, "state": State.ABSENT, "given_up": False, "in_place": None}
         return _attach(stacks, unlock_device(stacks, record).model_copy(update=update), moving=moving)
 
@@ -119,7 +119,7 @@ def _finish_detach(stacks: Stacks, record: ImageRecord) -> None:
 
 
 def _leave(stacks: Stacks, record: ImageRecord) -> None:
-    """Only a host that has been an origin may withdraw: another agent may have this host's name."""
+    """Leave Volt's tree. Only a former origin calls ``withdraw``, since a withdrawal may remove the image for all."""
     if record.argument("told"):
         leave = stacks.volt.withdraw if record.role is Role.ORIGIN else stacks.volt.leave
         leave(record.name, record.assigned)

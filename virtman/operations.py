@@ -33,9 +33,9 @@ class Kind(Generic[C, R]):
     """How operations of one kind are carried out in a context ``C``: that of all VMs, say.
 
     ``finish``: takes every step that is still to be taken, and writes the settled record, or removes it. A step that
-    was taken before does nothing. None: after a crash the operation is undone.
+    was taken before does nothing. Without a ``finish`` the operation is undone after a crash.
     ``undo``: gives the record that replaces the one of an operation that failed: a settled one, or one with another
-    operation, which is finished at once. None: the record stays, and the operation is tried again.
+    operation, which is finished at once. If ``undo`` returns None, the record stays, and the operation is tried again.
     ``gives_up``: errors after which an operation that a crash cut off is undone. Any other error has it tried again.
     ``makes_room``: the operation goes on where it cannot be recorded.
     """

@@ -1,8 +1,8 @@
 """Keeps this host's places in Volt's trees as Volt says, and tells Volt of parents that were lost.
 
 A stack and its place in the tree have keys of their own: while Volt is away, or says what cannot be followed, a process
-that died is started again at once. So do a place and its lost parents: neither waits for the other, which may never
-succeed.
+that died is started again at once. A place and its lost parents have separate keys, too, so neither waits for the
+other.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class PlaceKeeper:
                     self._lost.setdefault(name, set()).update(hosts)  # to be tried again
                 raise
             hosts.discard(host)
-            if assignment is not None:  # followed by itself: Volt is told once, however often that fails
+            if assignment is not None:  # a job of its own follows it, so that Volt is not told twice
                 self._hear_of_places([assignment])
 
     def _rejoin(self, name: str) -> None:

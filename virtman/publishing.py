@@ -204,7 +204,7 @@ class Publishing:
         return False
 
     def _take_back(self, name: str, *, when_unused: bool) -> bool:
-        """Take back what is yet to be announced, or announce it where it has to be withdrawn: somebody reads it."""
+        """Take back an image that is not announced. If somebody reads it, and ``when_unused``, announce it first."""
         try:
             return take_back(self._stacks, name)
         except ImageInUse:

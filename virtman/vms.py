@@ -128,7 +128,8 @@ class Vms:
 
     @contextmanager
     def holding(self, *names: str) -> Iterator[None]:
-        """Hold the locks of VMs, and of all that change along with them, in the order that everybody keeps to."""
+        """Hold the locks of VMs and of all that change along with them, in the order of names: so no two callers
+        block."""
         while True:
             wanted = self._along_with(names)
             with ExitStack() as stack:
