@@ -430,6 +430,7 @@ class VmDiskContract(TestCase):
             self.assertEqual(frozenset(), driver.existing())
             self.assertRaises(VmDiskMissing, driver.open, "vm")
         self.assertEqual(2 * self.origin.size, driver.create("vm", self.origin, 2 * self.origin.size).size)
+        driver.delete("vm")
 
     def test_there_is_room_to_spare_before_there_is_a_disk_and_with_one(self) -> None:
         driver = self.make()
