@@ -1,7 +1,7 @@
 """What clones, snapshots and streams of a VM's disk cost on one host of the userspace stack.
 
 Clones: seconds and disk space of each, beside a copy of the private data. Snapshots: seconds to read the private data,
-before there was any, with all of them, and when all are deleted again, in an order drawn by lot. Streams: bytes of what
+before there was any, with all of them, and when all are deleted again, in a random order. Streams: bytes of what
 changed since a snapshot, and seconds to send and to receive, beside a copy of the private data.
 """
 

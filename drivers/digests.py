@@ -1,6 +1,6 @@
 """What an image's content is known by: its *digest*, and the *key* that names files, exports and disks after it.
 
-A digest is a *sum* of the content, or a number that was random when content was published in place that nobody
+A digest is a *sum* of the content, or a random number of content that was published in place and that nobody
 has read as a whole. There are two kinds of sums, and the size of the content says which one it gets. Who adds an
 origin takes the kind that the image has already: who published the image in place may have named a SHA-256 of any size.
 

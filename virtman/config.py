@@ -116,7 +116,7 @@ def prepare(config: AgentConfig) -> list[int]:
 
 
 def agent_id(state: Path) -> str:
-    """The id of the agent of this state folder: 32 hexadecimal digits, random at the first start.
+    """The id of the agent of this state folder: 32 random hexadecimal digits, made at the first start.
 
     By it Volt tells an agent that was started again from another agent under the same host name.
     Raises ConfigError.

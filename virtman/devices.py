@@ -1,6 +1,6 @@
 """Devices of others that VMs read through this host's cache: attached, tended, and detached.
 
-A device is known by its number, which is the same whatever path leads to it. An attachment has a name, random,
+A device is known by its number, which is the same whatever path leads to it. An attachment has a random name,
 and a record from before the first act until after the last one. It ends with the host: after a reboot a record tells
 that there was one, until it is detached or the same path is attached anew. What is there of attachments of this boot is
 what the driver finds: an agent that starts takes it over as it is.

@@ -9,7 +9,7 @@ from drivers.host.folders import matching
 from virtman.errors import ConfigError
 from virtman.hostfiles import translate_os_errors
 
-VERSION = b"1\n"
+VERSION = b"2\n"
 
 
 def mark(state: Path) -> None:
@@ -27,7 +27,8 @@ def mark(state: Path) -> None:
 def refusal(state: Path) -> str | None:
     """Why an agent of this version does not open the folder. Raises HostTrouble."""
     with translate_os_errors(f"reading the version of {state}"):
-        if not _file(state).exists() or _file(state).read_bytes() == VERSION:
+        written = _file(state).exists()
+        if _file(state).read_bytes() == VERSION if written else not _is_used(state):
             return None
     return (
         f"another version of virtman wrote the state folder {state}: destroy its VMs and unpublish its images with"
@@ -39,6 +40,11 @@ def has_records(state: Path) -> bool:
     """Whether the state folder has a record of something. Raises HostTrouble."""
     with translate_os_errors(f"looking for records in {state}"):
         return any(True for _ in matching(state / "records", "*", "[!.]*.json"))
+
+
+def _is_used(state: Path) -> bool:
+    """Whether an agent has used the folder. Raises OSError, HostTrouble."""
+    return (state / "drivers.json").exists() or has_records(state)
 
 
 def _file(state: Path) -> Path:

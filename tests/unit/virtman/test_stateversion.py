@@ -26,17 +26,23 @@ class StateVersionTest(TestCase):
     def test_a_new_folder_gets_the_version_and_opens_again(self) -> None:
         mark(self.state)
         self.write("records/vms/web.json")
-        self.assertEqual("1\n", (self.state / "version").read_text())
+        self.assertEqual("2\n", (self.state / "version").read_text())
         mark(self.state)
         self.assertIsNone(refusal(self.state))
 
     def test_a_folder_of_another_version_is_refused_and_stays_as_it_is(self) -> None:
-        for content in ("0\n", ""):
-            file = self.write("version", content)
+        for name, content in (
+            ("version", "1\n"),
+            ("version", ""),
+            ("drivers.json", "{}"),
+            ("records/vms/a.json", "{}"),
+        ):
+            file = self.write(name, content)
             error = self.assertRaises(ConfigError, mark, self.state)
             self.assertEqual(refusal(self.state), str(error))
             self.assertIn(f"{self.state}: destroy its VMs and unpublish its images with that version", str(error))
             self.assertEqual([file], [path for path in self.state.rglob("*") if path.is_file()])
+            file.unlink()
 
     def test_half_written_records_are_none(self) -> None:
         self.write("records/vms/.web.json.x1")

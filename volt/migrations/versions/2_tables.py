@@ -11,7 +11,7 @@ from alembic import op
 
 from volt.store import Base, edge_key_table
 
-revision = "1"
+revision = "2"
 down_revision = None
 
 
