@@ -20,7 +20,7 @@ from testtools import TestCase
 
 from drivers.attach import iscsi
 from drivers.attach.iscsi import IscsiAttach
-from drivers.base import Child, Device, Image, Parent, PathState, Place
+from drivers.base import PATH_POLICIES, Child, Device, Image, Parent, PathState, Place
 from drivers.errors import BadDisk, CommandFailed, DriverError, HostFailed
 from drivers.export.lio import LioExport
 from drivers.host.command import run
@@ -195,6 +195,24 @@ class ContractTest(IscsiCase, contracts.AttachContract):
         self.attach.close()
         self.attach = self.new_driver()
         return self.attach
+
+    def test_each_policy_but_failover_reads_from_all_parents(self) -> None:
+        for policy in PATH_POLICIES[1:]:
+            self.place = replace(self.place, path_policy=policy)
+            path = self.make().connect(self.image, self.parents).path
+            assert path is not None
+            wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.ACTIVE])
+            self.assertIn(f" {policy} ", devmapper.table(path.name))
+            before = self.sectors_read()
+            self.assertEqual(self.content, self.read(path))
+            counts = [after - count for after, count in zip(self.sectors_read(), before, strict=True)]
+            self.assertGreaterEqual(min(counts), SIZE // 512 // 4, (policy, counts))
+            self.attach.disconnect(self.image.name)
+
+    def sectors_read(self) -> list[int]:
+        """By each session's disk (Linux: Documentation/block/stat.rst)."""
+        disks = [disk for session in sessions().values() if (disk := session.disk())]
+        return [int((disk / "stat").read_text().split()[2]) for disk in disks]
 
 
 class IscsiTest(IscsiCase):
