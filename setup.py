@@ -11,7 +11,7 @@ SCRIPTS = [str(path.relative_to(OPENNEBULA)) for path in (OPENNEBULA / "remotes"
 
 setup(
     name="virtman",
-    version="0.2.0",
+    version="0.3.0",
     description="On-demand, lazy-boot block layer for homogeneous virtual machines",
     python_requires=">=3.11",
     packages=find_packages(include=[name for package in PACKAGES for name in (package, f"{package}.*")]),

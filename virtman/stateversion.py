@@ -1,4 +1,8 @@
-"""The version of a state folder, in its file ``version``: an agent opens folders of one version only."""
+"""The version of a state folder, in its file ``version``: an agent opens folders of one version only.
+
+The number is not that of a release: it rises when a folder cannot be opened any more. From release 0.3.0 on that needs
+a migration (tests/unit/virtman/test_golden.py).
+"""
 
 from __future__ import annotations
 
