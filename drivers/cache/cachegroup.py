@@ -66,10 +66,16 @@ class Group:
     def __init__(self, folder: Path, volumes: Volumes) -> None:
         self._record, self._default = folder / "volumes.json", folder / "pool"
         self._volumes = volumes
+        self._entries: dict[Path, Entry] | None = None
         self.lock = threading.Lock()
 
     def recorded(self) -> dict[Path, Entry]:
-        """The volumes by path. Raises OSError."""
+        """The volumes by path: what was read once, and changed since, also where the disk was full. Raises OSError."""
+        if self._entries is None:
+            self._entries = self._read()
+        return self._entries
+
+    def _read(self) -> dict[Path, Entry]:
         try:
             return {Path(path): Entry(**row) for path, row in json.loads(self._record.read_text()).items()}
         except FileNotFoundError:
@@ -108,7 +114,8 @@ class Group:
             if path not in self.recorded():
                 return False
             _check_only_ours(path, self._entry(path).number)
-            self._set(path, state=LEAVING)
+            with contextlib.suppress(OSError):  # the record does not fit on a disk that the removal is to empty
+                self._set(path, state=LEAVING)
             self._step(path)
             return True
 
@@ -194,7 +201,9 @@ class Group:
             self._write({other: entry for other, entry in self.recorded().items() if other != path})
             log.info("cache volume %s is removed%s", path, "" if erased else ", but what is there stays as it is")
             return
-        if entry.state == BROKEN or failed(number):
+        if path == self._default and not path.exists() and not running(number) and not failed(number):
+            number = ""  # the file was lost, and is made again
+        elif entry.state == BROKEN or failed(number):
             self._empty(path, number)
         if _has_members():
             self._start(path, number)
@@ -205,7 +214,7 @@ class Group:
     def _start(self, path: Path, number: str) -> None:
         if not number:
             number = self._volumes.number(path) or self._volumes.make(path, [])
-            self._set(path, number=number, size=size_of(path))
+            self._set(path, number=number, size=size_of(path), state=WANTED)
         self._volumes.start(path, number)
         if home := running(number):
             bcachedev.end_youth(home)
@@ -246,6 +255,7 @@ class Group:
             self._write(after)
 
     def _write(self, volumes: dict[Path, Entry]) -> None:
+        self._entries = volumes
         rows = {str(path): asdict(entry) for path, entry in volumes.items()}
         write_atomically(self._record, json.dumps(rows).encode())
 

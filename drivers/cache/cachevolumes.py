@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Collection
 from pathlib import Path
@@ -67,7 +66,8 @@ class Volumes:
         if before is not None and before.poll() is None:
             return ""  # a second reader would hang as well
         argv = [tool("sh"), "-c", _READ, "sh", str(path)]
-        with tempfile.TemporaryFile() as begins, contextlib.suppress(subprocess.TimeoutExpired):
+        # In memory: where file systems are full a volume must be found, if only to be removed.
+        with os.fdopen(os.memfd_create("mark"), "r+b") as begins, contextlib.suppress(subprocess.TimeoutExpired):
             reader = self._readers[path] = subprocess.Popen(argv, stdout=begins, stderr=subprocess.DEVNULL)
             reader.wait(self._limit)
             begins.seek(0)

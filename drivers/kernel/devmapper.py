@@ -11,8 +11,8 @@ process (drivers/kernel/dmioctl.py).
 from __future__ import annotations
 
 import logging
+import os
 import re
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -293,7 +293,7 @@ def _shown(found: Known | None, attribute: str) -> str:
 @contextmanager
 def _lines(table: Iterable[str]) -> Iterator[str]:
     """A file with a table: dmsetup takes no more than one line as an argument."""
-    with tempfile.NamedTemporaryFile("w", suffix=".table") as file:
+    with os.fdopen(os.memfd_create("table"), "w") as file:  # also where the file systems are full
         file.writelines(f"{line}\n" for line in table)
         file.flush()
-        yield file.name
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"

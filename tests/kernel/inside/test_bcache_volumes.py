@@ -6,8 +6,10 @@ import contextlib
 import itertools
 import os
 import shutil
+import tempfile
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from drivers.base import Device, Image, Place
 from drivers.cache.bcache import BcacheCache
@@ -80,6 +82,22 @@ class VolumesTest(BcacheCase):
             self.cache.close(image)
         self.assertGreaterEqual(file_bytes(pool), pool.stat().st_size)
         self.assertGreaterEqual(shutil.disk_usage(small).free, 64 << 20)
+
+    def test_a_volume_is_removed_from_a_full_file_system(self) -> None:
+        small = small_file_system(self, self.folder, "512M")
+        self.place = Place(state=small / "state", run=small / "run", reserve=0)
+        self.cache = self.new_cache()
+        image, base = self.new_base(size=IMAGE)
+        path = self.opened(image, base)
+        for size in (1 << 20, 512):
+            with (small / f"rest-{size}").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
+                while rest.write(bytes(size)):
+                    pass
+        with mock.patch.object(tempfile, "tempdir", str(small)):
+            self.cache.group.remove_volume(small / "state/cache/pool")
+        self.assertFalse((small / "state/cache/pool").exists())
+        self.assertEqual([], self.cache.group.volumes())
+        self.assert_reads(image, path)
 
     def test_images_change_volumes_while_they_are_read(self) -> None:
         image, base = self.new_base(size=IMAGE)
@@ -240,6 +258,16 @@ class VolumesTest(BcacheCase):
         devmapper.rename(name, name.replace("cachevol", "cachenew"))
         self.opened(*self.new_base("two", 1 << 20))
         self.assertEqual(("one", "two"), self.images(self.default))
+
+    def test_the_first_volume_is_made_again_if_its_file_is_lost(self) -> None:
+        image, base = self.new_base(size=IMAGE)
+        self.opened(image, base)
+        self.cache.close(image)
+        self.default.unlink()
+        self.cache = self.new_cache()
+        path = self.opened(image, base)
+        self.assertEqual({self.default: VolumeState.RUNNING}, self.states())
+        self.assert_kept(image, base, path)
 
     def test_another_disk_under_the_path_of_a_volume_is_left_alone(self) -> None:
         disk = self.disk()
