@@ -52,19 +52,24 @@ class Room:
 
 
 def allocate(file: Path, size: int) -> None:
-    """Make the file ``size`` bytes long, with all its disk space. What is new in it reads as zeros. Raises NoSpace."""
+    """Make the file at least ``size`` bytes long, with all its disk space. What is new in it reads as zeros.
+
+    A file that is long enough gets the space of its holes: a copy may have made them. Raises NoSpace.
+    """
     with opened(file, os.O_RDWR | os.O_CREAT) as fd:
-        before = os.fstat(fd).st_size
-        if before >= size:
+        stat = os.fstat(fd)
+        before = stat.st_size
+        if before >= size and stat.st_blocks * 512 >= before:
             return
+        begin, end = (before, size) if size > before else (0, before)
         try:
-            os.posix_fallocate(fd, before, size - before)
+            os.posix_fallocate(fd, begin, end - begin)
         except OSError as error:
             os.ftruncate(fd, before)
             if not before:
                 file.unlink()
-            stat = os.statvfs(file.parent)
-            raise NoSpace(file, stat.f_bavail * stat.f_frsize, size - before) from error
+            room = os.statvfs(file.parent)
+            raise NoSpace(file, room.f_bavail * room.f_frsize, end - begin) from error
 
 
 def shortage(folder: Path, needed: int) -> str:

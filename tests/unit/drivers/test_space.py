@@ -13,7 +13,7 @@ from unittest import mock
 from testtools import TestCase
 
 from drivers.cache.cachevolumes import SHIFT, Volumes
-from drivers.host.space import Room, shortage
+from drivers.host.space import Room, allocate, shortage
 from drivers.qemu.daemon import Daemon
 from drivers.qemu.growth import Growth
 from tests.unit.virtman.scene import folder_for
@@ -30,6 +30,18 @@ class ShortageTest(TestCase):
 
     def test_a_folder_that_cannot_be_asked_is_told_of(self) -> None:
         self.assertIn("/nonexistent", shortage(Path("/nonexistent"), 1))
+
+
+class HolesTest(TestCase):
+    def test_a_copy_gets_all_its_space_and_keeps_what_it_holds(self) -> None:
+        file = folder_for(self) / "data"
+        file.write_bytes(bytes(MIB) + b"data")
+        copy, content = file.with_name("copy"), file.read_bytes()
+        subprocess.check_call(["cp", "--sparse=always", file, copy])
+        self.assertLess(copy.stat().st_blocks * 512, MIB)
+        allocate(copy, MIB)
+        self.assertGreaterEqual(copy.stat().st_blocks * 512, MIB)
+        self.assertEqual(content, copy.read_bytes())
 
 
 class ShareTest(TestCase):
