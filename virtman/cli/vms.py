@@ -13,7 +13,7 @@ import click
 
 from virtman.cli import options
 from virtman.cli.output import Answer, Failure, fields
-from virtman.errors import UnknownVm
+from virtman.errors import UnknownImage, UnknownVm
 from virtman.sizes import check_size
 from volt.printing import table
 from volt.text import natural_order, size_text
@@ -35,8 +35,9 @@ def create(client: AgentClient, vm: str, image: str, *, size: int | None, replac
     """
     check_size(size)
     if replace:
-        if image not in {stack.name for stack in client.status().images}:
-            client.tree(image)  # an image that Volt does not list is no reason to destroy anything
+        here = {stack.name for stack in client.status().images}
+        if image not in here and image not in {listed.name for listed in client.images()}:
+            raise UnknownImage(f"no image {image} is published")  # which is no reason to destroy anything
         with suppress(UnknownVm):
             client.destroy(vm)
     answer = client.create(vm, image, size)
