@@ -69,13 +69,12 @@ class ImageKeeper:
         return {record.name for record in records if not (record.steady and self._stacks.source.serving(record.name))}
 
     def tend(self) -> None:
-        """A heartbeat: have images checked that are due."""
-        now = self._clock()
+        """A heartbeat: have images checked that are due. Touches nothing that could be slow."""
+        now, troubles = self._clock(), self._queue.troubles()
         for record in self._stacks.records.all():
-            name = record.name
-            if now >= self._next_check.get(name, now):
-                may_be_back = record.in_place is not None and not self._stacks.source.serving(name)
-                self._queue.wake(IMAGE + name, now=may_be_back, ask=CHECK)
+            key = IMAGE + record.name
+            if now >= self._next_check.get(record.name, now):
+                self._queue.wake(key, now=record.in_place is not None and key in troubles, ask=CHECK)  # may be back
 
     def withdraw(self, images: Collection[str]) -> None:
         """Volt says which images are withdrawn."""

@@ -87,12 +87,14 @@ class Upkeep:
         """Have everything compared with its record now, and wait until what can be done is done.
 
         Returns the names of the VMs, images, devices and orphans that something was done for. Raises VirtmanError
-        with every error, but for those of places in Volt's trees, and of images in place: a repair cannot end these.
+        with every error, but for those of images in place, which a repair cannot end. It does not wait for Volt.
         """
         before = self._needy()
         self._take_over()
         keys = [*self.devices.keys(), *self.vms.keys(), *self.images.keys(), ORPHANS]
-        self.queue.settle([*keys, *self.places.keys()])
+        for key in self.places.keys():
+            self.queue.wake(key, now=True)
+        self.queue.settle(keys)
         in_place = {IMAGE + record.name for record in self._stacks.records.all() if record.in_place is not None}
         failed = [why for key, why in self.queue.troubles().items() if key in set(keys) - in_place]
         if failed:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 from testtools import TestCase
 from testtools.matchers import Contains
@@ -232,6 +233,16 @@ class AgainTest(UpkeepTest):
         self.beat()  # whatever pause the last failure had
         self.scene.check_empty(self)
 
+    def test_a_repair_does_not_wait_for_a_silent_volt(self) -> None:
+        self.attached()
+        self.volt.down = True
+        hosting.remove_if_idle(self.scene.stacks, "debian")
+        answers, answered = threading.Event(), list[bool]()
+        self.addCleanup(answers.set)
+        self.volt.moment = lambda _what: answered.append(answers.wait(PATIENCE))
+        self.assertEqual([], self.upkeep.repair()["images"])
+        self.assertEqual([], answered)
+
     def test_a_dead_daemon_though_volt_is_silent(self) -> None:
         self.attached()
         creating.create(self.scene.vms, "vm", "debian", None)
@@ -380,6 +391,18 @@ class InPlaceTest(UpkeepTest):
         self.assertEqual({}, self.host.leftovers())
         (trouble,) = self.upkeep.queue.troubles().values()
         self.assertIn("has changed since it was published", trouble)
+
+    def test_a_heartbeat_waits_for_no_daemon(self) -> None:
+        source, asking, serving = self.scene.stacks.source, set[threading.Thread](), self.scene.stacks.source.serving
+
+        def ask(name: str) -> bool:
+            asking.add(threading.current_thread())
+            return serving(name)
+
+        with patch.object(source, "serving", ask):
+            self.beat()
+        self.assertNotIn(threading.current_thread(), asking)
+        self.assertNotEqual(set(), asking)
 
     def test_what_is_back_is_served_with_the_next_heartbeat(self) -> None:
         aside = self.scene.folder / "aside"
