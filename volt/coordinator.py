@@ -117,7 +117,8 @@ class Coordinator:
             discard = queries.unneeded_digests(session, kept)
         # A host that reports what Volt knows needs no look at a tree.
         known = {image: reported[image].revision if image in reported else 0 for image in {**reported, **stored}}
-        news = [name for name in absent if known[name] > (left[name].revision if name in left else 0)]
+        orphans = {name: row for name, row in left.items() if name in absent and row.published}
+        news = [name for name, row in orphans.items() if known[name] > (row.revision or 0)]
         news += [name for name, node in stored.items() if not node.revision <= known[name] <= node.confirmed]
         return HeartbeatAnswer(
             interval_s=interval,

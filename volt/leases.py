@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, and_, func, select, update
 from sqlalchemy.orm import Session
 
 from volt.errors import HostTaken, OriginNeeded
 from volt.metrics import Metrics
 from volt.models import HostState
 from volt.queries import images_of
-from volt.store import HostRow, ImageRow, Store, changing_tree
+from volt.store import HostRow, ImageRow, Store, changing_tree, edge_key_table
 from volt.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class Leases:
         """
         try:
             with self._store.write(durable=False) as session:  # like a heartbeat
+                session.execute(update(edge_key_table).values(id=1))  # a full disk is read, and takes no heartbeat
                 lease = self.terms(session)[1]
                 silent = session.scalars(
                     select(HostRow.name).where(self._is_silent(lease)).order_by(HostRow.name)

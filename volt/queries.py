@@ -50,11 +50,12 @@ def nodes_of(session: Session, host: str) -> dict[str, Row[Any]]:
 
 
 def departures_of(session: Session, host: str, images: Collection[str] = ()) -> dict[str, Row[Any]]:
-    """A host's departures by image: those from images that wait for the host, and from these images.
+    """A host's departures by image: those from images that wait for the host, and from these images, if there are any.
 
-    Over the years there may be very many others.
+    Over the years there may be very many others. ``published``: whether the image is.
     """
-    query = select(ImageRow.name, departure_table).join(departure_table).where(departure_table.c.host == host)
+    here = and_(departure_table.c.image_id == ImageRow.id, departure_table.c.host == host)
+    query = select(ImageRow.name, ImageRow.published, departure_table).outerjoin(departure_table, here)
     awaited = departure_table.c.awaited
     query = query.where(or_(awaited, ImageRow.name.in_(images)) if images else awaited)
     return {row.name: row for row in session.execute(query)}

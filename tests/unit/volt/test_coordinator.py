@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import Executable, UpdateBase, create_engine, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from testtools import TestCase
 
 from tests.unit.logs import Logged
@@ -367,6 +370,19 @@ class SetBack(CoordinatorCase):
         self.assertEqual(0, self.alarms())
 
 
+class UnlistedImages(CoordinatorCase):
+    """Hosts that have images of another database."""
+
+    def test_they_cost_no_look_at_a_tree(self) -> None:
+        self.publish()
+        self.host("h1")
+        with patch.object(self.volt, "_hear", wraps=self.volt._hear) as hear:
+            answer = self.beat("h1", 5, "unlisted")
+            self.assertEqual((["unlisted"], []), (answer.absent, hear.mock_calls))
+            self.beat("h1", 5)
+            hear.assert_called_once_with("h1", "image", 5)
+
+
 class Leases(CoordinatorCase):
     """Hosts that fall silent."""
 
@@ -422,6 +438,25 @@ class Leases(CoordinatorCase):
         self.assertEqual(before, self.volt.tree("image"))
         self.pass_time(1)
         self.assertEqual(0, self.volt.image("image").nodes)
+
+    def test_a_full_disk_evicts_nobody_before_all_had_a_lease_since(self) -> None:
+        hosts = self.grow(3)
+        with patch.object(Session, "execute", self.refuse_writes(Session.execute)):
+            for _ in range(9):
+                self.clock.time += 1
+                self.assertRaises(OperationalError, self.volt.leases.expire)
+            self.clock.time += 1.5
+        self.volt.leases.expire()
+        self.assertEqual(len(hosts) + 1, self.hosts_in_state(HostState.ALIVE))
+
+    @staticmethod
+    def refuse_writes(execute: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(session: Session, statement: Executable, *more: Any) -> Any:
+            if isinstance(statement, UpdateBase):
+                raise OperationalError("UPDATE", {}, Exception("database or disk is full"))
+            return execute(session, statement, *more)
+
+        return refuse
 
     def test_a_store_that_was_away_evicts_nobody_before_all_had_a_lease_since(self) -> None:
         hosts = self.grow(10)
