@@ -91,7 +91,12 @@ class Site:
     def settle(self, agent: Agent) -> None:
         """Wait until an agent does nothing, and nothing is due."""
         queue = agent.upkeep.queue
-        self.await_true(lambda: not any(queue.busy(key) for key in list(queue._entries)))
+
+        def quiet() -> bool:
+            with queue._changed:
+                return not any(map(queue._busy, queue._entries))
+
+        self.await_true(quiet)
 
     def await_child(self, agent: Agent, image: str) -> None:
         """Wait until a host reads an image: who lets it in and who writes it down are two threads."""

@@ -88,8 +88,9 @@ class UpkeepTest(TestCase):
         """Wait until nothing is under way, and nothing is due."""
         pause, queue = threading.Event(), self.upkeep.queue
         for _ in range(int(PATIENCE / PAUSE)):
-            if not any(queue.busy(key) for key in list(queue._entries)):
-                return
+            with queue._changed:  # at one moment: a key that is done may have woken one that was not busy before
+                if not any(map(queue._busy, queue._entries)):
+                    return
             pause.wait(PAUSE)
         self.fail("the work does not end")
 
