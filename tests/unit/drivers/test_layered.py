@@ -71,6 +71,15 @@ class AdmissionTest(TestCase):
         self.source.admit("image", 1, NEW, new=True)
         self.assert_in(NEW)
 
+    def test_what_was_removed_is_closed_and_what_is_built_again_lets_the_same_in(self) -> None:
+        self.source.admit("image", 1, OLD, new=True)
+        self.host.allowed.clear()
+        self.source.admit("image", 1, OLD, new=True)
+        self.assert_in(OLD)
+        self.source.drop("image", None)
+        self.source.admit("image", 2, NEW)
+        self.assert_in([])
+
     def test_an_assignment_that_failed_counts_when_it_comes_again(self) -> None:
         self.source.admit("image", 1, OLD, new=True)
         self.host.failing = {"export.allow": DriverError("stuck")}

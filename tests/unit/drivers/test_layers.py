@@ -172,6 +172,20 @@ class FilesTest(testtools.TestCase):
             self.assertRaises(OSError, self.layers.delete)
         self.assertFalse(self.layers.exist())
 
+    def test_a_removal_that_is_cut_off_leaves_no_file_without_a_link(self) -> None:
+        self.chain(2)
+        unlink, gone = Path.unlink, list[Path]()
+
+        def one(path: Path, *, missing_ok: bool = False) -> None:
+            if gone:
+                raise OSError("cut off")
+            gone.append(path)
+            unlink(path, missing_ok=missing_ok)
+
+        with mock.patch.object(Path, "unlink", one):
+            self.assertRaises(OSError, self.layers.remove, 1)
+        self.assertFalse(self.layers.file(1).exists())
+
     def test_what_several_disks_have_is_not_merged(self) -> None:
         self.chain(3)
         clone = self.disk("clone")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from testtools import TestCase
 
 from drivers.host.retry import GROWTH, Backoff, again, until
@@ -15,6 +17,12 @@ class UntilTest(TestCase):
 
     def test_gives_up_at_the_limit(self) -> None:
         self.assertFalse(until(lambda: False, limit=0.01, first=0.001))
+
+    def test_no_pause_is_longer_than_the_longest(self) -> None:
+        pauses: list[float] = []
+        self.patch(time, "sleep", pauses.append)
+        until(lambda: len(pauses) >= 12, limit=10, first=0.001, longest=0.004)
+        self.assertEqual((0.001, 0.004), (pauses[0], max(pauses)))
 
 
 class AgainTest(TestCase):

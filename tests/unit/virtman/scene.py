@@ -144,6 +144,7 @@ class Scene:
         upkeep.queue.start()
         try:
             upkeep.repair()
+            upkeep.queue.settle(upkeep.places.keys())
         finally:
             self.troubles = upkeep.queue.troubles()
             upkeep.queue.stop()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from unittest import mock
 
 from testtools import TestCase
 
+from drivers.errors import DriverError
 from tests.unit.virtman.scene import Scene
 from virtman import booting, creating, following, hosting, origins
-from virtman.errors import NoRoom
+from virtman.errors import HostTrouble, NoRoom
 from virtman.records import Boot
 
 Act = Callable[[Scene], object]
@@ -103,6 +105,17 @@ class NoRoomTest(FullDisk):
         self.assertEqual({}, scene.machines.running)
         self.assertTrue(hosting.remove_if_idle(scene.stacks, "debian"))
         scene.check_empty(self)
+
+    def test_what_is_destroyed_by_half_and_cannot_be_recorded_is_destroyed_later(self) -> None:
+        for error in (NoRoom("no space left"), HostTrouble("the disk has errors")):
+            scene = Scene(self)
+            created(scene)
+            self.patch(scene.vm_shelf, "put", mock.Mock(side_effect=error))
+            scene.host.failing = {"snapshot.delete": DriverError("stuck")}
+            self.assertRaises(DriverError, creating.destroy, scene.vms, "vm")
+            scene.host.failing = {}
+            scene.repair()
+            self.assertEqual(([], {}), (scene.vm_shelf.names(), scene.host.disks))
 
     def test_dropping_an_origin_makes_room_and_needs_none(self) -> None:
         scene = Scene(self)

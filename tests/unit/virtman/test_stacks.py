@@ -166,6 +166,16 @@ class OriginTest(StacksTest):
         self.assertEqual({"mine"}, set(self.volt.images))
         self.scene.check(self)
 
+    def test_a_vm_of_an_image_that_is_yet_to_be_announced_announces_it(self) -> None:
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, self.publish)
+        self.assertRaises(CoordinatorDown, creating.create, self.scene.vms, "vm", "mine", None)
+        self.assertIn("mine", self.host.served)
+        self.volt.down = False
+        creating.create(self.scene.vms, "vm", "mine", None)
+        self.assertEqual(Role.ORIGIN, self.record("mine").role)
+        self.scene.check(self)
+
     def test_a_publish_that_volt_refuses_later_is_taken_back(self) -> None:
         self.volt.down = True
         self.assertRaises(CoordinatorDown, self.publish)
@@ -319,10 +329,17 @@ class RemovalTest(StacksTest):
         self.attached()
         creating.create(self.scene.vms, "vm", "debian", None)
         self.assertFalse(hosting.remove_if_idle(self.stacks, "debian"))
+        self.assertFalse(hosting.remove_withdrawn(self.stacks, "debian"))
         following.follow(self.stacks, self.volt.assign("debian", ["other"], ["child"]))
         creating.destroy(self.scene.vms, "vm")
         self.assertFalse(hosting.remove_if_idle(self.stacks, "debian"))
         self.scene.check(self)
+
+    def test_layers_are_removed_in_the_order_in_which_none_waits_for_another(self) -> None:
+        self.attached()
+        self.host.calls.clear()
+        hosting.remove_if_idle(self.stacks, "debian")
+        self.assertEqual(["attach.abandon", "export.withdraw", "cache.close", "attach.disconnect"], self.host.calls)
 
     def test_every_layer_is_removed_though_one_fails(self) -> None:
         own = {

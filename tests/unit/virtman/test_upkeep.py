@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from testtools import TestCase
@@ -18,8 +19,8 @@ from tests.doubles.drivers import BYTES_PER_FETCH, POOL, VolumesDouble
 from tests.doubles.volt import HERE, INTERVAL, digest_of, link_to, parent
 from tests.unit.virtman.clock import Clock
 from tests.unit.virtman.scene import Scene, damage
-from virtman import creating, hosting, origins, serving
-from virtman.errors import OriginChanged
+from virtman import creating, hosting, origins, reading, serving
+from virtman.errors import CoordinatorDown, OriginChanged
 from virtman.imagekeeper import IDLE_CHECK, USED_CHECK
 from virtman.inplace import to_publish
 from virtman.records import Boot, ImageRecord, InPlace
@@ -127,6 +128,17 @@ class VoltsAnswerTest(UpkeepTest):
         self.assertEqual(1, self.scene.changes)
         self.beat()
         self.assertEqual(1, self.scene.changes)
+
+    def test_an_older_answer_that_comes_late_is_ignored(self) -> None:
+        self.attached()
+        older, newer = self.volt.assign("debian", ["older"]), self.volt.assign("debian", ["newer"])
+        self.host.failing = {"attach.update": TROUBLE}
+        for assignment in (newer, older):
+            self.upkeep.handle(answer(assignment))
+            self.settle()
+        self.host.failing = {}
+        self.pass_time(1)
+        self.assertEqual({parent("newer")}, self.host.reading["debian"])
 
     def test_a_place_without_a_stack_is_given_up_once(self) -> None:
         self.volt.offer("debian")
@@ -244,6 +256,15 @@ class AgainTest(UpkeepTest):
         self.assertEqual([], self.upkeep.repair()["images"])
         self.assertEqual([], answered)
 
+    def test_a_publish_when_volt_is_back(self) -> None:
+        self.volt.down = True
+        image = self.scene.put_content("mine")
+        self.assertRaises(CoordinatorDown, origins.add_origin, self.scene.stacks, image)
+        self.beat()
+        self.volt.down = False
+        self.beat()
+        self.assertIn("mine", self.volt.images)
+
     def test_a_dead_daemon_though_volt_is_silent(self) -> None:
         self.attached()
         creating.create(self.scene.vms, "vm", "debian", None)
@@ -271,9 +292,12 @@ class DriversCallTest(UpkeepTest):
         image = self.attached().image
         self.volt.assign("debian", ["dead", "spare"])
         self.beat()
-        self.host.failing = {"attach.update": TROUBLE}
+        self.host.failing = {"attach.connect": TROUBLE, "attach.update": TROUBLE}
         self.upkeep.places.parent_lost(image.name, "dead")
         self.settle()
+        self.assertEqual([], self.volt.reported)
+        del self.host.failing["attach.connect"]
+        self.pass_time(1)
         self.host.failing = {}
         self.pass_time(LONGEST_PAUSE)
         self.assertEqual([("debian", "dead")], self.volt.reported)
@@ -390,6 +414,7 @@ class InPlaceTest(UpkeepTest):
         self.file.write_bytes(bytes(1 << 20))
         self.beat()
         self.assertEqual({}, self.host.leftovers())
+        self.assertEqual([], self.upkeep.repair()["images"])  # which is no error
         (trouble,) = self.upkeep.queue.troubles().values()
         self.assertIn("has changed since it was published", trouble)
 
@@ -455,7 +480,13 @@ class InPlaceTest(UpkeepTest):
         assert record.in_place is not None
         self.upkeep.stopped = True
         origins.add_origin(self.scene.stacks, self.image, record.in_place.model_copy(update={"digest": True}))
-        self.file.write_bytes(bytes(1 << 20))
+
+        def read_and_change(*given: Any) -> str | None:
+            found = reading.digest_of(*given)
+            self.file.write_bytes(bytes(1 << 20))
+            return found
+
+        self.patch(serving, "digest_of", read_and_change)
         self.assertRaises(OriginChanged, serving.compute_digest, self.scene.stacks, "mine")
         known = self.record("mine").in_place
         assert known is not None
@@ -530,6 +561,18 @@ class WithdrawnTest(UpkeepTest):
         self.beat()
         self.assert_gone()
 
+    def test_a_cache_that_was_kept_before_the_agent_started_anew_is_deleted(self) -> None:
+        self.attached()
+        hosting.remove_if_idle(self.scene.stacks, "debian")
+        self.settle()
+        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, None, self.scene.devices, GRACE, self.clock)
+        self.addCleanup(self.upkeep.queue.stop)
+        self.upkeep.start()
+        self.settle()
+        self.withdraw()
+        self.beat()
+        self.assert_gone()
+
     def test_what_an_image_of_this_host_has_is_not_kept_without_a_stack(self) -> None:
         image = self.attached().image
         self.beat()
@@ -565,8 +608,10 @@ class WithdrawnTest(UpkeepTest):
         image = self.published()
         for act in (
             lambda: origins.add_origin(self.scene.stacks, image),
+            lambda: self.volt.read_by_others("mine"),  # a disk of the image came to another host
             lambda: self.volt.remove_image("mine"),  # its database was set back to a backup
         ):
+            self.volt.read_by_others("mine", 0)
             self.withdraw("mine")
             late = self.volt.heartbeat(HERE, self.upkeep.news()[0])
             act()

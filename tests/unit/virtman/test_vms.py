@@ -78,9 +78,10 @@ class CreateTest(VmsTest):
         self.assertEqual([], self.host.calls)
         self.assertEqual([], self.scene.vm_shelf.names())
 
-    def test_an_unknown_image_leaves_nothing(self) -> None:
-        self.assertRaises(UnknownImage, creating.create, self.vms, "vm", "unknown", None)
-        self.scene.check_empty(self)
+    def test_an_unknown_image_or_less_than_the_image_leaves_nothing(self) -> None:
+        for error, image, size in ((UnknownImage, "unknown", None), (BadSize, "debian", MIB - 512)):
+            self.assertRaises(error, creating.create, self.vms, "vm", image, size)
+            self.scene.check_empty(self)
 
     def test_many_vms_of_many_images_and_each_of_them_several_times_at_once(self) -> None:
         images = [f"image-{number}" for number in range(5)]

@@ -191,6 +191,37 @@ class FailureTest(WorkQueueTest):
         self.quiet("a")
         self.assertEqual(2, work.done)
 
+    def test_news_begin_the_pauses_anew_and_what_fails_is_logged_once(self) -> None:
+        logged = Logged(self, "virtman.workqueue")
+        self.give("a", *[CoordinatorDown("nobody there")] * 3)
+        self.queue.wake("a")
+        self.quiet("a")
+        self.pass_time(FIRST_PAUSE)
+        self.quiet("a")
+        self.queue.wake("a", now=True)
+        self.quiet("a")
+        self.assertEqual(self.clock.now + FIRST_PAUSE, self.queue._entries["a"].due)
+        self.assertEqual(1, logged.lines.count("a: work: nobody there"))
+
+    def test_what_is_in_order_without_a_job_is_no_trouble_any_more(self) -> None:
+        work = self.give("a", None, CoordinatorDown("nobody there"))
+        self.queue.wake("a")
+        self.quiet("a")
+        self.queue.wake("a", now=True)
+        self.quiet("a")
+        self.assertEqual((2, {}), (work.done, self.queue.troubles()))
+
+    def test_the_end_of_a_pause_that_was_cut_short_begins_nothing(self) -> None:
+        work = self.fail_once()
+        work.go.clear()
+        work.running.clear()
+        self.queue.wake("a", now=True)
+        self.assertTrue(work.running.wait(PATIENCE))
+        looks = work.looks
+        self.pass_time(FIRST_PAUSE)
+        self.assertEqual(looks, work.looks)
+        work.go.set()
+
     def test_it_is_tried_again_though_nobody_wakes_anything(self) -> None:
         work = Work(CoordinatorDown("nobody there"), None)
         queue = WorkQueue(lambda _key: work.next())

@@ -386,12 +386,15 @@ class UnlistedImages(CoordinatorCase):
 class Leases(CoordinatorCase):
     """Hosts that fall silent."""
 
+    def lost(self) -> set[str]:
+        return {host.name for host in self.volt.hosts() if host.state is HostState.LOST}
+
     def test_a_silent_host_leaves_all_trees(self) -> None:
         self.grow(3)
         self.publish("second")
         self.volt.join("second", "h2")
         self.lease_runs_out("origin", "h1", "h3")
-        self.assertEqual({"h2"}, {host.name for host in self.volt.hosts() if host.state is HostState.LOST})
+        self.assertEqual({"h2"}, self.lost())
         self.assertEqual([2, 0], [image.nodes for image in self.volt.images()])
 
     def test_a_lost_host_that_returns_is_taken_back(self) -> None:
@@ -428,6 +431,20 @@ class Leases(CoordinatorCase):
         self.assertEqual(20, self.hosts_in_state(HostState.ALIVE), "they have what they were told")
         self.pass_time(1)
         self.assertEqual(0, self.hosts_in_state(HostState.ALIVE))
+
+    def test_a_host_that_calls_while_silent_ones_are_evicted_stays(self) -> None:
+        self.grow(1)
+        self.pass_time(10)
+        was_away, silent = self.volt.leases._was_away, ["h1"]
+
+        def call_meanwhile() -> bool:
+            for host in [silent.pop() for _ in silent]:
+                self.volt.heartbeat(host, [])
+            return was_away()
+
+        self.patch(self.volt.leases, "_was_away", call_meanwhile)
+        self.pass_time(1)
+        self.assertEqual(({"origin"}, 1), (self.lost(), self.volt.image("image").nodes))
 
     def test_a_restart_evicts_nobody(self) -> None:
         self.grow(3)
