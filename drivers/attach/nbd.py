@@ -102,7 +102,7 @@ class NbdAttach:
         return Device(size=image.size, node={"driver": "raw", "read-only": True, "file": whole}, opened=opened)
 
     def connect(self, image: Image, parents: Sequence[Parent]) -> Device:
-        """Snapshot the image's route at the first parent that listens and watch it; at the first of all if none does.
+        """Point the image's route at the first parent that listens and watch it; at the first of all if none does.
 
         A route that is there already is kept when its parent is one of ``parents`` and listens. The device names the
         route: it changes when the storage daemon may hold on to a parent that is not the one in use any more, so that
@@ -317,7 +317,7 @@ class _Route:
         return held_elsewhere
 
     def _point(self, target: Path, newest: int) -> None:
-        """Snapshot the symlinks of all generations at ``target``, each in one step.
+        """Point the symlinks of all generations at ``target``, each in one step.
 
         The newest first: if the next one fails, who starts anew still sees that a generation has begun.
         """
