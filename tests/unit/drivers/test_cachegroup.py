@@ -57,6 +57,10 @@ class RecordTest(TestCase):
         self.assertRaises(BadVolume, self.group.tend_volume, self.path)
         self.assertEqual((BROKEN, THEIRS), (self.group.recorded()[self.path].state, self.path.read_bytes()))
 
+    def test_a_volume_is_not_added_by_another_path(self) -> None:
+        (link := self.folder / "link").symlink_to(self.path)
+        self.assertRaises(BadVolume, self.group.add_volume, link)
+
     def test_a_path_that_is_being_left_is_added_once_the_old_volume_is_gone(self) -> None:
         before = self.group.recorded()[self.path].number
         with mock.patch.object(self.volumes, "stop", side_effect=NotReleased("volume", 1)):

@@ -719,6 +719,12 @@ class StoppedTest(SnapshotCase):
             self.make().take(vm, "more", None)
         self.assert_snapshots(vm, {"p2": snapshots["p2"], "more": {**snapshots["p2"], 3: 3}})
 
+    def test_from_a_snapshot_that_a_disk_did_not_go_on_from_no_changes_are_told(self) -> None:
+        vm = self.create()
+        self.with_snapshots(vm, 2)
+        self.make().revert(vm, "p1")
+        self.assertRaises(NotPossible, self.make().changes, vm, None, "p2")
+
     def test_snapshots_that_the_hypervisor_took_inside_the_file_are_not_lost(self) -> None:
         vm = self.create()
         snapshots = self.with_snapshots(vm, 2)
