@@ -9,27 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import testtools
 
 from drivers.nbd.probe import listens
 from lab.process import processes_of
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from virtman.client import AgentClient
 from volt.client import VoltClient
-
-PAUSE = 0.02
-
-
-def wait_until(condition, what: str, timeout: float = PATIENCE) -> None:  # type: ignore[no-untyped-def]
-    """Poll ``condition`` until it is true. Raises AssertionError, which names ``what``, after the timeout."""
-    end = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"still not after {timeout} s: {what}")
-        time.sleep(PAUSE)
 
 
 class VoltProcess:

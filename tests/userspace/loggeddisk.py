@@ -16,7 +16,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from tests.userspace.hosts import wait_until
+from tests.patience import wait_until
 
 MIB = 1 << 20
 SECTOR = 512

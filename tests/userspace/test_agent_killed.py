@@ -6,8 +6,9 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.patience import wait_until
 from tests.sweeps import kills
-from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
+from tests.userspace.hosts import HostProcess, HostsTestCase
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, UnknownVm
 

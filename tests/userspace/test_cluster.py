@@ -6,7 +6,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
+from tests.patience import wait_until
+from tests.userspace.hosts import HostProcess, HostsTestCase
 from virtman import errors
 from virtman.client import AgentClient
 from virtman.models import Stack

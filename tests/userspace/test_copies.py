@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from lab.process import processes_of
-from tests.userspace.hosts import wait_until
+from tests.patience import wait_until
 from tests.userspace.test_cluster import ClusterTestCase
 from virtman import errors
 from virtman.models import Vm

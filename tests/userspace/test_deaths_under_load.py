@@ -7,15 +7,16 @@ import os
 import shutil
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from testtools.content import text_content
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.sweeps import WHOLE
-from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
+from tests.userspace.hosts import HostProcess, HostsTestCase
 
 ROUNDS = 20 if WHOLE else 1
 """How often an inner host is killed."""
@@ -127,9 +128,12 @@ class DeathsUnderLoadTest(HostsTestCase):
                 os.kill(pid, sent)
             self.finish(reader)
             if sent == signal.SIGKILL:
-                wait_until(lambda host=victim: len(host.daemons()) == 1, "its agent has started the daemon again")
+                wait_until(partial(self.has_one_daemon, victim), "its agent has started the daemon again")
         wait_until(lambda: self.parent_in_use() != victim, "the leaf has left the parent that hangs")
         self.assert_same_content(Path(self.client.vm("vm").disk.path), self.file)
+
+    def has_one_daemon(self, host: HostProcess) -> bool:
+        return len(host.daemons()) == 1
 
     @pytest.mark.long
     def test_the_origin_away_for_a_while_costs_no_error(self) -> None:

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from tests.others import GROUP, as_nobody
+from tests.patience import wait_until
 from tests.sweeps import kills
-from tests.userspace.hosts import HostProcess, HostsTestCase, wait_until
+from tests.userspace.hosts import HostProcess, HostsTestCase
 from virtman import calls, fdpassing, models
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable, BadImageFile, ImageExists, OriginChanged

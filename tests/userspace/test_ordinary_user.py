@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from drivers.nbd.probe import listens
-from tests.patience import PATIENCE
-from tests.userspace.hosts import HostsTestCase, wait_until
+from tests.patience import PATIENCE, wait_until
+from tests.userspace.hosts import HostsTestCase
 
 USER = 20000 + os.getpid() % 40000
 """Root is this user for a while, whom nobody else is."""

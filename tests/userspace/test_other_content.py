@@ -10,8 +10,8 @@ from pathlib import Path
 
 from drivers.errors import NotServing
 from drivers.nbd.probe import Client
-from tests.patience import PATIENCE
-from tests.userspace.hosts import HostsTestCase, wait_until
+from tests.patience import PATIENCE, wait_until
+from tests.userspace.hosts import HostsTestCase
 
 MIB = 1 << 20
 WAITS = 2.0

@@ -10,8 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.patience import wait_until
 from tests.sweeps import kills
-from tests.userspace.hosts import wait_until
 from tests.userspace.test_agent_killed import KilledTestCase
 from tests.userspace.test_cluster import ClusterTestCase
 from tests.userspace.test_copies import write

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from drivers.cache.qcow2 import CLUSTER_SIZE
-from tests.userspace.hosts import HostProcess, wait_until
+from tests.patience import wait_until
+from tests.userspace.hosts import HostProcess
 from tests.userspace.test_cluster import ClusterTestCase, image_of
 from virtman import errors
 from virtman.client import AgentClient
@@ -27,11 +28,10 @@ class WithdrawnTestCase(ClusterTestCase):
 
     def assert_goes(self, *hosts: HostProcess) -> None:
         """Nothing of the image stays anywhere."""
-        volt = self.volt.client()
-        for host in (*hosts, self.origin):
-            wait_until(lambda host=host: not left(host) and not host.daemons(), f"nothing is left on {host.name}")
-        self.assertEqual([], volt.images())
-        for host in (*hosts, self.origin):
+        everywhere = (*hosts, self.origin)
+        wait_until(lambda: not any(left(host) or host.daemons() for host in everywhere), "nothing is left of it")
+        self.assertEqual([], self.volt.client().images())
+        for host in everywhere:
             status = host.client().status()
             self.assertEqual(([], {}), (status.images, status.troubles))
 

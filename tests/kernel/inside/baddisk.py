@@ -9,7 +9,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.host.command import run
-from tests.kernel.inside.waits import wait_until
+from tests.patience import wait_until
 
 _SETTINGS = Path("/sys/module/scsi_debug/parameters")
 _DISK = "/sys/bus/pseudo/drivers/scsi_debug/adapter0/host*/target*/*/block/*"

@@ -21,7 +21,7 @@ from drivers.kernel import devmapper, loopdev
 from tests.contracts import drivers as contracts
 from tests.kernel.inside.filesystems import small_file_system
 from tests.kernel.inside.folders import state_folder
-from tests.kernel.inside.waits import wait_until
+from tests.patience import wait_until
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import Busy, fetched
 from tests.kernel.inside.filesystems import small_file_system
 from tests.kernel.inside.killing import killed_at
-from tests.kernel.inside.waits import wait_until
+from tests.patience import wait_until
 
 DISK = 2 << 30
 """Bytes of a disk, of which a sparse file is made."""

@@ -26,7 +26,7 @@ from tests.contracts import drivers as contracts
 from tests.kernel.inside.bcachecase import BcacheCase
 from tests.kernel.inside.caches import Busy, content, drop_memory
 from tests.kernel.inside.killing import killed_at, programs_run
-from tests.kernel.inside.waits import wait_until
+from tests.patience import wait_until
 
 MIB = 1 << 20
 SIZE = 16 * MIB

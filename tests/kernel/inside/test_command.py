@@ -10,7 +10,7 @@ from drivers.errors import CommandTimedOut
 from drivers.host.command import run
 from tests.kernel.inside.filesystems import small_file_system
 from tests.kernel.inside.folders import state_folder
-from tests.kernel.inside.waits import wait_until
+from tests.patience import wait_until
 
 
 def children() -> list[str]:

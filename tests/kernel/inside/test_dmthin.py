@@ -33,8 +33,7 @@ from tests.kernel.inside.disks import MIB, SIZE, DiskCase, write
 from tests.kernel.inside.filesystems import fill, small_file_system
 from tests.kernel.inside.killing import killed_at
 from tests.kernel.inside.standins import stand_in
-from tests.kernel.inside.waits import wait_until
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 STEP = 32 * MIB
 SUPERBLOCK = 4096

@@ -35,8 +35,7 @@ from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import SECRET
 from tests.kernel.inside.openfiles import none_left
-from tests.kernel.inside.waits import wait_until
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 pytestmark = rtslibwarns.IGNORED
 

@@ -30,8 +30,7 @@ from tests.kernel.inside.iscsi_tools import (
     log_in,
     log_out,
 )
-from tests.kernel.inside.waits import wait_until
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 pytestmark = rtslibwarns.IGNORED
 

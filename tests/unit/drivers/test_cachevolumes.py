@@ -9,9 +9,8 @@ from testtools import TestCase
 
 from drivers.cache import cachevolumes
 from drivers.cache.cachevolumes import Volumes
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.unit.virtman.scene import folder_for
-from tests.userspace.drivers.hosts import until
 
 
 class MarkTest(TestCase):
@@ -25,7 +24,7 @@ class MarkTest(TestCase):
                 self.assertEqual("", volumes.number(disk))
         (reader,) = volumes._readers.values()
         disk.write_text("virtman cache volume 1")
-        until(lambda: reader.poll() is not None)
+        wait_until(lambda: reader.poll() is not None)
         disk.unlink()
         disk.write_text("virtman cache volume 2")
         volumes._limit = PATIENCE

@@ -14,9 +14,8 @@ from drivers.base import Image, Parent, PathState, Place
 from drivers.nbd.endpoints import socket_of
 from drivers.nbd.hold import HoldingServer
 from tests.others import as_nobody
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.unit.virtman.scene import folder_for
-from tests.userspace.drivers.hosts import until
 
 IMAGE = Image("img", 1 << 20, f"sha256:{'a' * 64}")
 _REQUEST, _REPLY, _DISCONNECT = struct.Struct(">IHHQQI"), struct.Struct(">IIQ"), 2
@@ -79,7 +78,7 @@ class RouteCase(TestCase):
 
     def first_is_now(self, kind: type[HoldingServer]) -> None:
         """Once the first parent was lost, it is another one."""
-        until(lambda: bool(self.lost))
+        wait_until(lambda: bool(self.lost))
         self.a.close()
         self.a = self.serve(self.parents[0], kind)
 
@@ -93,23 +92,23 @@ class RouteCase(TestCase):
             self.now += ASK_INTERVAL
             return self.attach.unsettled(IMAGE.name)
 
-        until(looks)
+        wait_until(looks)
 
 
 class FailOverTest(RouteCase):
     def test_the_next_parent_is_read_from_and_the_lost_one_told_of_once(self) -> None:
         self.assertEqual([ACTIVE, STANDBY], self.states())
         self.a.close()
-        until(lambda: bool(self.lost))
+        wait_until(lambda: bool(self.lost))
         self.assertEqual((["a"], [LOST, ACTIVE]), (self.lost, self.states()))
 
     def test_no_parent_is_active_while_none_serves(self) -> None:
         self.b.close()
         self.a.close()
-        until(lambda: bool(self.lost))
+        wait_until(lambda: bool(self.lost))
         self.assertEqual((["a"], [LOST, LOST]), (self.lost, self.states()))
         self.serve(self.parents[0])
-        until(lambda: self.states() == [ACTIVE, LOST])
+        wait_until(lambda: self.states() == [ACTIVE, LOST])
         self.assertEqual(["a"], self.lost, "it is back")
 
 
@@ -145,7 +144,7 @@ class SilentTest(RouteCase):
     kinds = (Silent, AnsweringServer)
 
     def test_one_that_does_not_greet_is_left(self) -> None:
-        until(lambda: bool(self.lost))
+        wait_until(lambda: bool(self.lost))
         self.assertEqual([STANDBY, ACTIVE], self.states())
 
 
@@ -153,7 +152,7 @@ class FailingTest(RouteCase):
     kinds = (Failing, HoldingServer, AnsweringServer)
 
     def test_one_that_fails_reads_is_left_for_one_that_answers_them(self) -> None:
-        until(lambda: bool(self.lost))
+        wait_until(lambda: bool(self.lost))
         self.assertEqual((["a"], [STANDBY, STANDBY, ACTIVE]), (self.lost, self.states()))
 
 

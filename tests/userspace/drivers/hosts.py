@@ -8,9 +8,7 @@ import random
 import shutil
 import subprocess
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import testtools
@@ -21,7 +19,6 @@ from drivers.cache.qcow2 import Qcow2Cache
 from drivers.export.nbd import NbdExport
 from drivers.qemu import daemon
 from drivers.snapshot.qcow2 import Qcow2Disks
-from tests.patience import PATIENCE
 
 MIB = 1 << 20
 
@@ -35,16 +32,6 @@ PACKAGES = {
     "qemu-storage-daemon": "qemu-system-common",
     "qemu-system-x86_64": "qemu-system-x86",
 }
-
-
-def until(condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
-    """Wait for a condition with short pauses; fails when it does not come."""
-    deadline = time.monotonic() + timeout
-    pause = threading.Event()
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"still not so after {timeout:g} s")
-        pause.wait(0.01)
 
 
 class Host:

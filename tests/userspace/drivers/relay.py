@@ -9,7 +9,8 @@ from pathlib import Path
 
 from drivers.base import Image, Parent
 from drivers.nbd.probe import listens
-from tests.userspace.drivers.hosts import Host, until
+from tests.patience import wait_until
+from tests.userspace.drivers.hosts import Host
 
 CONFIG = """
 global
@@ -45,7 +46,7 @@ class Relay:
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(["haproxy", "-db", "-f", config], stdout=log)
-        until(lambda: listens(folder / f"{image.name}.sock"))
+        wait_until(lambda: listens(folder / f"{image.name}.sock"))
 
     @property
     def parent(self) -> Parent:
@@ -59,7 +60,7 @@ class Relay:
 
     def until_idle(self) -> None:
         """Wait until no connection is left, and all are in the log."""
-        until(lambda: self._frontend()["scur"] == "0" and self._logged() == int(self._frontend()["stot"]))
+        wait_until(lambda: self._frontend()["scur"] == "0" and self._logged() == int(self._frontend()["stot"]))
 
     def _logged(self) -> int:
         return len(self._log.read_text().splitlines())

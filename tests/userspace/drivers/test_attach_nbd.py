@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from drivers.base import Image, Parent, PathState
-from tests.patience import PATIENCE
-from tests.userspace.drivers.hosts import MIB, Host, HostCase, until
+from tests.patience import PATIENCE, wait_until
+from tests.userspace.drivers.hosts import MIB, Host, HostCase
 
 ACTIVE, STANDBY, LOST = PathState.ACTIVE, PathState.STANDBY, PathState.LOST
 
@@ -33,7 +33,7 @@ class RouteCase(HostCase):
         return max(links, key=lambda path: int(path.name.split(".")[1])).readlink()
 
     def until_states(self, *states: PathState) -> None:
-        until(lambda: self.h.states(self.image) == list(states))
+        wait_until(lambda: self.h.states(self.image) == list(states))
 
 
 class ConnectTest(RouteCase):
@@ -62,7 +62,7 @@ class ConnectTest(RouteCase):
     def test_parent_that_serves_another_size_is_not_read_from(self) -> None:
         other = Image("img", MIB, self.image.digest)
         self.h.attach.connect(other, self.parents(self.a))
-        until(lambda: self.h.lost == ["a"])
+        wait_until(lambda: self.h.lost == ["a"])
 
 
 class UpdateTest(RouteCase):
@@ -104,7 +104,7 @@ class LossTest(RouteCase):
     def test_reads_go_on_from_the_next_parent(self) -> None:
         self.h.join(self.image, [self.a, self.b])
         self.a.export.withdraw("img")
-        until(lambda: self.h.lost == ["a"])
+        wait_until(lambda: self.h.lost == ["a"])
         self.assertEqual([LOST, ACTIVE], self.h.states(self.image))
         self.assert_same(self.h.uri(self.image), self.file)
 
@@ -120,7 +120,7 @@ class LossTest(RouteCase):
     def test_parent_that_only_holds_its_socket_is_left_by_a_new_route(self) -> None:
         self.h.join(self.image, [self.a, self.b])
         self.a.kill_daemon(self.image)
-        until(lambda: self.h.lost == ["a"])
+        wait_until(lambda: self.h.lost == ["a"])
         self.h.join(self.image, [self.a, self.b])
         self.assert_same(self.h.uri(self.image), self.file)
         self.assertEqual([STANDBY, ACTIVE], self.h.states(self.image))
@@ -129,7 +129,7 @@ class LossTest(RouteCase):
         self.h.join(self.image, [self.a, self.b])
         for origin in (self.b, self.a):
             origin.export.withdraw("img")
-        until(lambda: self.h.lost == ["a"])
+        wait_until(lambda: self.h.lost == ["a"])
         self.until_states(LOST, LOST)
         self.b.serve_file(self.image, self.file)
         self.assert_same(self.h.uri(self.image), self.file)
@@ -139,7 +139,7 @@ class LossTest(RouteCase):
         for origin in (self.a, self.b):
             origin.export.withdraw("img")
         self.h.attach.connect(self.image, self.parents(self.a))
-        until(lambda: self.h.lost == ["a"])
+        wait_until(lambda: self.h.lost == ["a"])
         self.b.serve_file(self.image, self.file)
         self.assertFalse(self.h.attach.update(self.image, self.parents(self.b)))
         self.until_states(ACTIVE)
@@ -150,9 +150,9 @@ class LossTest(RouteCase):
         self.assert_same(self.h.uri(self.image), self.file)  # the cache holds all of it
         for origin in (self.a, self.b):
             origin.export.withdraw("img")
-        until(lambda: self.route().suffix == ".wait")
+        wait_until(lambda: self.route().suffix == ".wait")
         self.h.attach.update(self.image, self.parents(self.b))
-        until(lambda: self.route().suffix == ".wait")
+        wait_until(lambda: self.route().suffix == ".wait")
         self.h.kill_daemon(self.image)
         self.h.join(self.image, [self.b])  # returns when a child gets an answer
 
@@ -170,7 +170,7 @@ class OtherContentTest(RouteCase):
         self.h.join(self.image, [self.a])
         self.read_image(self.h, self.image, 0, MIB)
         self.a.serve_file(self.successor, self.other)
-        until(lambda: self.h.lost == ["a"])
+        wait_until(lambda: self.h.lost == ["a"])
         with ThreadPoolExecutor() as pool:
             compared = pool.submit(self.assert_same, self.h.uri(self.image), self.file)
             self.assertFalse(self.h.attach.update(self.image, self.parents(self.a, self.b)))
@@ -214,6 +214,6 @@ class DisconnectTest(RouteCase):
         for origin in (self.a, self.b):
             origin.export.withdraw("img")
         self.h.attach.connect(self.image, self.parents(self.a, self.b))
-        until(lambda: (self.h.place.run / "parent" / "img.wait").exists())
+        wait_until(lambda: (self.h.place.run / "parent" / "img.wait").exists())
         self.h.attach.disconnect("img")
         self.assertEqual([], list((self.h.place.run / "parent").iterdir()))

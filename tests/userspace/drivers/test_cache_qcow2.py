@@ -14,7 +14,8 @@ from drivers.cache.qcow2 import CLUSTER_SIZE, Qcow2Cache
 from drivers.errors import CommandFailed, NoSpace, NotServing
 from drivers.qemu.qcow2file import read_header
 from tests.limits import killed_at_its_end
-from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io, until
+from tests.patience import wait_until
+from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io
 
 
 class CacheCase(HostCase):
@@ -191,7 +192,7 @@ class FullDiskTest(HostCase):
         h.let_go()
         h.start()
         large.unlink()
-        until(lambda: held_after_reading_all() == 2 * 8 * MIB)
+        wait_until(lambda: held_after_reading_all() == 2 * 8 * MIB)
 
     def test_new_cache_on_a_full_disk_is_refused(self) -> None:
         h = self.host("h")

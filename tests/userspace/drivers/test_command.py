@@ -14,8 +14,7 @@ import testtools
 
 from drivers.errors import CommandFailed, CommandTimedOut, ToolMissing
 from drivers.host.command import run, tool
-from tests.patience import PATIENCE
-from tests.userspace.drivers.hosts import until
+from tests.patience import PATIENCE, wait_until
 
 TRANSLATED = """
 from drivers.host.command import run
@@ -66,7 +65,7 @@ class CommandTest(testtools.TestCase):
         script = "echo $$; sleep 3600 & echo $!; sleep 3600"
         error = self.assertRaises(CommandTimedOut, run, ["sh", "-c", script], timeout=5)
         self.assertEqual(2, len(error.stdout.split()))
-        until(lambda: not any(lives(int(pid)) for pid in error.stdout.split()))
+        wait_until(lambda: not any(lives(int(pid)) for pid in error.stdout.split()))
 
     def test_program_that_closes_its_outputs_and_stays_is_killed(self) -> None:
         self.assertRaises(CommandTimedOut, run, ["sh", "-c", "exec >&- 2>&-; sleep 3600"], timeout=0.2)

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from drivers.qemu import daemon
-from tests.userspace.drivers.hosts import HostCase, until
+from tests.patience import wait_until
+from tests.userspace.drivers.hosts import HostCase
 
 NOBODY = 65534
 
@@ -30,7 +31,7 @@ class AdoptionCase(HostCase):
         process = subprocess.Popen(argv, executable=program, stdin=subprocess.PIPE, user=user)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
-        until(lambda: b"--pidfile" in Path(f"/proc/{process.pid}/cmdline").read_bytes())  # a moment after exec(2)
+        wait_until(lambda: b"--pidfile" in Path(f"/proc/{process.pid}/cmdline").read_bytes())  # a moment after exec(2)
         return process
 
     def assert_left_alone(self, process: subprocess.Popen[bytes]) -> None:

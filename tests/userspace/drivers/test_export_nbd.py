@@ -15,8 +15,8 @@ from drivers.export.nbd import NbdExport
 from drivers.nbd.endpoints import socket_of
 from drivers.nbd.probe import Client
 from drivers.qemu import daemon, uring
-from tests.patience import PATIENCE
-from tests.userspace.drivers.hosts import MIB, Host, HostCase, until
+from tests.patience import PATIENCE, wait_until
+from tests.userspace.drivers.hosts import MIB, Host, HostCase
 
 
 class PublishTest(HostCase):
@@ -145,7 +145,7 @@ class DeathTest(HostCase):
         image, _, (host,) = self.chain(0)
         pid = host.daemon(image).pid
         host.kill_daemon(image)
-        until(lambda: host.died == [image.name] and not Path(f"/proc/{pid}").exists())
+        wait_until(lambda: host.died == [image.name] and not Path(f"/proc/{pid}").exists())
         self.assertFalse(host.export.serving(image.name))
 
 
@@ -168,7 +168,7 @@ class AdoptionTest(HostCase):
         image, file, (host,) = self.chain(0)
         self.restarted(host)
         host.kill_daemon(image)
-        until(lambda: host.died == [image.name])
+        wait_until(lambda: host.died == [image.name])
         host.serve_file(image, file)
         self.assert_same(host.uri(image), file)
 

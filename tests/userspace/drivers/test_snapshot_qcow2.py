@@ -30,8 +30,8 @@ from drivers.snapshot.layerstore import LayerStore
 from drivers.snapshot.qcow2 import Qcow2Disks
 from drivers.snapshot.ranges import allocated
 from tests.limits import killed_at_its_end
-from tests.patience import PATIENCE
-from tests.userspace.drivers.hosts import MIB, HostCase, until
+from tests.patience import PATIENCE, wait_until
+from tests.userspace.drivers.hosts import MIB, HostCase
 from tests.userspace.drivers.qemus import Vm, stranger
 
 KIB = 1 << 10
@@ -273,7 +273,7 @@ class VirtualMachineTest(SnapshotCase):
         vm.stdin.write(b'qemu-io disk "read 0 512k"\n')
         vm.stdin.flush()
         self.h.kill_daemon(self.image)
-        until(lambda: self.h.died == [self.image.name])
+        wait_until(lambda: self.h.died == [self.image.name])
         vm.stdin.write(b'qemu-io disk "read 512k 512k"\n')
         vm.stdin.flush()
         self.h.serve_file(self.image, self.file)
@@ -549,12 +549,12 @@ class CrashTest(SnapshotCase):
                 (self.root / "pid").write_text(str(client_pid(os.getpid())))
                 (self.root / "pid").rename(self.root / "ready")
                 signal.pause()
-        until((self.root / "ready").exists)
+        wait_until((self.root / "ready").exists)
         daemon = int((self.root / "ready").read_text())
         self.assertTrue(runs(daemon))
         os.kill(agent, signal.SIGKILL)
         os.waitpid(agent, 0)
-        until(lambda: not runs(daemon))
+        wait_until(lambda: not runs(daemon))
 
 
 def waits_for_a_lock() -> bool:
@@ -872,7 +872,7 @@ class CloneTest(SnapshotCase):
         def hooked(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
             if name == command:
                 acting.start()
-                until(lambda: not acting.is_alive() or waits_for_a_lock())
+                wait_until(lambda: not acting.is_alive() or waits_for_a_lock())
             return execute(name, arguments)
 
         with mock.patch.object(running, "execute", hooked):

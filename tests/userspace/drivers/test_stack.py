@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from drivers.cache.qcow2 import CLUSTER_SIZE
-from tests.patience import PATIENCE
-from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io, until
+from tests.patience import PATIENCE, wait_until
+from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io
 from tests.userspace.drivers.relay import Relay
 
 PER_REPLY = 64
@@ -94,7 +94,7 @@ class CutThroughTest(HostCase):
             host.export.reserve(image.name)
         with ThreadPoolExecutor(20) as pool:
             joining = [pool.submit(hosts[number].join, image, [hosts[number - 1]]) for number in range(20, 0, -1)]
-            until(lambda: all(len(list((host.place.run / "parent").iterdir())) for host in hosts[1:]))
+            wait_until(lambda: all(len(list((host.place.run / "parent").iterdir())) for host in hosts[1:]))
             self.assertEqual([], [each for each in joining if each.done()])
             hosts[0].serve_file(image, file)
             for each in joining:

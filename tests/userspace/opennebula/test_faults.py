@@ -14,7 +14,7 @@ import pytest
 from testtools.matchers import HasLength
 
 from lab.opennebula import Answer, Fate, Image, Vm
-from tests.userspace.hosts import wait_until
+from tests.patience import wait_until
 from tests.userspace.opennebula.cloud import BASE, IMAGES, OTHER_SYSTEM, SYSTEM, CloudTestCase
 
 pytestmark = pytest.mark.long

@@ -13,7 +13,7 @@ import pytest
 from lab.opennebula import Disk, Image, Vm
 from lab.tools import run
 from opennebula_tm.driver.placement import report
-from tests.userspace.hosts import wait_until
+from tests.patience import wait_until
 from tests.userspace.opennebula.cloud import BASE, IMAGE_MIB, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
 from tests.userspace.opennebula.stand import WITH_SOURCE
 
