@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,14 +10,7 @@ import testtools
 from lab.cluster import Cluster
 from lab.guest import Guest, guest
 from lab.libvirt import PrivateLibvirt
-
-TOOLS = {
-    "qemu-system-x86_64": "qemu-system-x86",
-    "qemu-storage-daemon": "qemu-system-common",
-    "libvirtd": "libvirt-daemon-system",
-    "mmdebstrap": "mmdebstrap",
-    "extlinux": "extlinux",
-}
+from tests.programs import require, require_root
 
 
 class VmTestCase(testtools.TestCase):
@@ -28,11 +19,8 @@ class VmTestCase(testtools.TestCase):
     def setUp(self) -> None:
         """Skip where the tools are missing; find or build the guest."""
         super().setUp()
-        if os.geteuid() != 0:
-            self.skipTest("not root: the guest and the private libvirtd need it")
-        for tool, package in TOOLS.items():
-            if shutil.which(tool) is None:
-                self.skipTest(f"{tool} is missing: install the Debian package {package}")
+        require_root(self, "the guest and the private libvirtd")
+        require(self, "qemu-system-x86_64", "qemu-storage-daemon", "libvirtd", "mmdebstrap", "extlinux")
         self.guest: Guest = guest()
         folder = tempfile.TemporaryDirectory(dir="/tmp", prefix="vmtest-")
         self.addCleanup(folder.cleanup)

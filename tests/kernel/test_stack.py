@@ -6,9 +6,6 @@ import base64
 import hashlib
 import io
 import random
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +16,8 @@ from lab.kernel.machine import Machine
 from lab.kernel.tinyvm import tiny_vm
 from tests.kernel.machines import SUITE
 from tests.kernel.stacks import CHECK, MAKE, WRITE, WRITTEN, StackCase, fio, patiently, services
+from tests.programs import qemu_io
+from tests.unit.virtman.scene import folder_for
 from tests.userspace.hosts import HostProcess, VoltProcess
 from virtman.errors import AgentUnreachable, VmRuns
 
@@ -360,8 +359,7 @@ class StreamTest(SnapshotCase):
 
     def setUp(self) -> None:
         super().setUp()
-        folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         volt = VoltProcess(folder)
         self.addCleanup(volt.stop)
         volt.start()
@@ -400,8 +398,7 @@ class StreamTest(SnapshotCase):
         self.other.revert("vm", "one")
         self.assertEqual(one, self.content_there())
         self.other.revert("vm", "two")
-        disk = self.other.vm("vm").disk.path
-        subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 100k 300k", disk], check=True, capture_output=True)
+        qemu_io(self.other.vm("vm").disk.path, "write -P 7 100k 300k")
         changes = io.BytesIO()
         self.other.send("vm", changes, since="two")
         self.receive(changes.getvalue())

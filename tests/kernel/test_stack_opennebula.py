@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from lab.kernel.machine import Machine, make_key
 from lab.kernel.services import AGENT_SETTINGS
 from lab.opennebula import Host, Image, Vm
 from tests.kernel.stacks import StackCase
+from tests.unit.virtman.scene import folder_for
 from tests.userspace.opennebula.cloud import BASE, IMAGES, MIB, SYSTEM, DriversTestCase
 
 pytestmark = pytest.mark.long
@@ -28,8 +28,7 @@ class KernelDriversTest(StackCase, DriversTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, folder)
+        folder = folder_for(self)
         make_key(folder / "key")
         for machine in self.machines.values():
             self.admit(machine, folder / "key")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import testtools
@@ -16,6 +14,8 @@ import testtools
 from drivers.nbd.probe import listens
 from lab.process import processes_of
 from tests.patience import PATIENCE, wait_until
+from tests.programs import require
+from tests.unit.virtman.scene import folder_for
 from virtman.client import AgentClient
 from volt.client import VoltClient
 
@@ -169,11 +169,8 @@ class HostsTestCase(testtools.TestCase):
     def setUp(self) -> None:
         """Start Volt."""
         super().setUp()
-        for tool in ("qemu-storage-daemon", "qemu-img"):
-            if shutil.which(tool) is None:
-                self.skipTest(f"{tool} is missing: install qemu-utils and qemu-system-common")
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        require(self, "qemu-storage-daemon", "qemu-img")
+        self.folder = folder_for(self)
         self.volt = VoltProcess(self.folder, *self.volt_options)
         self.addCleanup(self.volt.stop)
         self.volt.start()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.patience import wait_until
+from tests.programs import qemu_io
 from tests.sweeps import kills
 from tests.userspace.hosts import HostProcess, HostsTestCase
 from virtman.client import AgentClient
@@ -141,18 +141,14 @@ class DiskKilledTest(KilledTestCase):
         self.write(client, 3)
 
     def write(self, client: AgentClient, pattern: int) -> None:
-        self.qemu_io(client, "vm", f"write -P {pattern} 0 4k")
+        qemu_io(client.vm("vm").disk.path, f"write -P {pattern} 0 4k")
 
     def assert_holds(self, client: AgentClient, vm: str, pattern: int) -> None:
         """Also all that was not written reads as the image."""
-        self.assertNotIn("failed", self.qemu_io(client, vm, f"read -P {pattern} 0 4k"))
+        qemu_io(client.vm(vm).disk.path, f"read -P {pattern} 0 4k")
         expected = bytes([pattern]) * 4096 + self.file.read_bytes()[4096:]
         (self.folder / "expected").write_bytes(expected.ljust(client.vm(vm).disk.size or 0, b"\0"))
         self.assert_same_content(Path(client.vm(vm).disk.path), self.folder / "expected")
-
-    def qemu_io(self, client: AgentClient, vm: str, command: str) -> str:
-        argv = ["qemu-io", "-f", "qcow2", "-c", command, client.vm(vm).disk.path]
-        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
     def killed_anywhere(self, act: Act) -> Iterator[AgentClient]:
         """A client after each kill and repair; the VM is destroyed afterwards, and nothing is left of it."""

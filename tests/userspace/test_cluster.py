@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.patience import wait_until
+from tests.programs import qemu_io
 from tests.userspace.hosts import HostProcess, HostsTestCase
 from virtman import errors
 from virtman.client import AgentClient
@@ -16,9 +16,7 @@ from volt.client import ImageTree
 
 def read(disk: str, offset: int, length: int) -> None:
     """Read a range of a VM's disk, as a QEMU would."""
-    subprocess.run(
-        ["qemu-io", "-r", "-f", "qcow2", "-c", f"read {offset} {length}", disk], check=True, capture_output=True
-    )
+    qemu_io(disk, f"read {offset} {length}", options=["-r", "-f", "qcow2"])
 
 
 def image_of(client: AgentClient, name: str = "img") -> Stack:

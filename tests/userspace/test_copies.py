@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lab.process import processes_of
 from tests.patience import wait_until
+from tests.programs import qemu_io
 from tests.userspace.test_cluster import ClusterTestCase
 from virtman import errors
 from virtman.models import Vm
@@ -20,8 +21,7 @@ MIB = 1 << 20
 
 def write(vm: Vm, pattern: int, offset: int, length: int) -> None:
     """Write to a VM's disk, as its QEMU would."""
-    command = f"write -P {pattern} {offset} {length}"
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, vm.disk.path], check=True, capture_output=True)
+    qemu_io(vm.disk.path, f"write -P {pattern} {offset} {length}")
 
 
 class CopiesTestCase(ClusterTestCase):
@@ -43,7 +43,7 @@ class SnapshotTest(CopiesTestCase):
         node = "json:" + json.dumps(self.vm.disk.blockdev)
         self.client.take_snapshot("vm", "then")
         write(self.vm, 0x55, 6 * MIB, MIB)
-        subprocess.run(["qemu-io", "-c", f"write -P 0x66 {7 * MIB} {MIB}", node], check=True, capture_output=True)
+        qemu_io(node, f"write -P 0x66 {7 * MIB} {MIB}", options=())
         content = self.now.read_bytes()
         changed = self.folder / "changed.raw"
         changed.write_bytes(content[: 6 * MIB] + b"\x55" * MIB + b"\x66" * MIB)

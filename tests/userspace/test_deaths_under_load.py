@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from functools import partial
@@ -15,6 +14,7 @@ import pytest
 from testtools.content import text_content
 
 from tests.patience import PATIENCE, wait_until
+from tests.programs import require
 from tests.sweeps import WHOLE
 from tests.userspace.hosts import HostProcess, HostsTestCase
 
@@ -34,8 +34,7 @@ class DeathsUnderLoadTest(HostsTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        if shutil.which("fio") is None:
-            self.skipTest("fio is missing: install fio")
+        require(self, "fio")
         self.stalls: list[float] = []
         self.addCleanup(lambda: self.addDetail("stalls", text_content(f"longest stalls, seconds: {self.stalls}")))
         self.file = self.verifiable_image((max(ROUNDS, 5) + 1) * REGION)

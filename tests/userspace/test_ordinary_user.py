@@ -11,6 +11,7 @@ from pathlib import Path
 
 from drivers.nbd.probe import listens
 from tests.patience import PATIENCE, wait_until
+from tests.programs import require_root
 from tests.userspace.hosts import HostsTestCase
 
 USER = 20000 + os.getpid() % 40000
@@ -77,8 +78,7 @@ class OrdinaryUserTest(HostsTestCase):
         self.virtman("destroy", "vm")
 
     def test_without_a_session_the_sockets_folder_has_to_be_the_users_own(self) -> None:
-        if os.geteuid() != 0:
-            self.skipTest("only root can make a folder that is not the user's")
+        require_root(self, "a folder is another user's")
         strange = Path(f"/tmp/virtman-{USER}")
         strange.mkdir(mode=0o700)
         self.addCleanup(strange.rmdir)

@@ -6,8 +6,6 @@ A killed process loses nothing that it wrote, so only such a disk shows that a f
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,8 @@ from testtools import TestCase
 
 from drivers.host.durable import write_atomically
 from drivers.host.space import Room
+from tests.programs import require_root
+from tests.unit.virtman.scene import folder_for
 from tests.userspace.loggeddisk import LoggedDisk, content_of, files_in
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
@@ -30,10 +30,10 @@ class PowerCutsTest(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-            self.skipTest("needs root and /dev/fuse: a disk that keeps a log is mounted")
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="cuts-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        require_root(self, "a disk that keeps a log is mounted")
+        if not Path("/dev/fuse").exists():
+            self.skipTest("needs /dev/fuse for a disk that keeps a log")
+        self.folder = folder_for(self)
         self.disk = LoggedDisk(self, self.folder)
         self.state = self.disk.root / "state"
         self.history: list[dict[str, bytes]] = []

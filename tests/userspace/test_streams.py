@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from tests.patience import wait_until
+from tests.programs import require_root
 from tests.sweeps import kills
 from tests.userspace.test_agent_killed import KilledTestCase
 from tests.userspace.test_cluster import ClusterTestCase
@@ -109,8 +110,7 @@ class SinceTest(StreamsTestCase):
 class RefusedTest(StreamsTestCase):
     def test_a_receiver_whose_disks_have_no_room(self) -> None:
         folder = self.other.state / "snapshots/.layers"
-        if os.geteuid() != 0:
-            self.skipTest("mounting a small file system needs root")
+        require_root(self, "a small file system is mounted")
         write(self.vm, 0x66, 4 * MIB, 4 * MIB)
         stream = sent(self.here)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(folder)], check=True)

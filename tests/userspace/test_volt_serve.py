@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import stat
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from testtools import TestCase
 
 from tests.patience import PATIENCE
+from tests.unit.virtman.scene import folder_for
 from tests.userspace.volt_process import VoltCase, run_volt
 from volt.errors import Unauthorized, VoltUnreachable
 
@@ -88,9 +86,7 @@ class Token(VoltCase):
 
     def setUp(self) -> None:
         """A token, and Volt started with it."""
-        folder = Path(tempfile.mkdtemp(dir="/tmp"))
-        self.addCleanup(shutil.rmtree, folder)
-        self.token_file = folder / "token"
+        self.token_file = folder_for(self) / "token"
         self.token_file.write_text("open-sesame\n")
         self.token_file.chmod(0o600)
         self.options = ("--token-file", str(self.token_file))
@@ -108,8 +104,7 @@ class Refusals(TestCase):
     def setUp(self) -> None:
         """A folder."""
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = folder_for(self)
 
     def assert_refused(self, message: str, *arguments: str) -> None:
         listen = () if "--listen" in arguments else ("--listen", "127.0.0.1:0")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import httpx
 from testtools import TestCase
 
 from tests.patience import PATIENCE
+from tests.unit.virtman.scene import folder_for
 from tests.userspace.hosts import VoltProcess
 from volt.client import VoltClient
 
@@ -27,8 +26,7 @@ class VoltCase(TestCase):
     def setUp(self) -> None:
         """Volt listens and answers."""
         super().setUp()
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = folder_for(self)
         self.server = VoltProcess(self.folder, *self.options)
         self.start()
         self.addCleanup(self.server.stop)

@@ -12,6 +12,7 @@ from testtools import TestCase
 
 from benchmarks.disks import exported, local_disks
 from benchmarks.verifiedio import BLOCK, VerifiedIo, wrong_blocks
+from tests.programs import require
 
 BLOCKS = 64
 ENOUGH_REQUESTS = 150
@@ -21,9 +22,7 @@ LIMIT_S = 180.0
 class VerifiedIoTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        for tool, package in (("qemu-storage-daemon", "qemu-system-common"), ("qemu-img", "qemu-utils")):
-            if shutil.which(tool) is None:
-                self.skipTest(f"needs {tool} of Debian package {package}")
+        require(self, "qemu-storage-daemon", "qemu-img")
         folder = tempfile.TemporaryDirectory(dir="/tmp")
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)

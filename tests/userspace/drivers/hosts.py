@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,19 +17,10 @@ from drivers.cache.qcow2 import Qcow2Cache
 from drivers.export.nbd import NbdExport
 from drivers.qemu import daemon
 from drivers.snapshot.qcow2 import Qcow2Disks
+from tests.programs import qemu_io, require, require_root
+from tests.unit.virtman.scene import folder_for
 
 MIB = 1 << 20
-
-PACKAGES = {
-    "fio": "fio",
-    "haproxy": "haproxy",
-    "mount": "mount",
-    "nbdinfo": "libnbd-bin",
-    "qemu-img": "qemu-utils",
-    "qemu-io": "qemu-utils",
-    "qemu-storage-daemon": "qemu-system-common",
-    "qemu-system-x86_64": "qemu-system-x86",
-}
 
 
 class Host:
@@ -126,25 +115,13 @@ class HostCase(testtools.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.require("qemu-storage-daemon", "qemu-img", "qemu-io")
-        self.root = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm"))
-        self.addCleanup(shutil.rmtree, self.root)
-
-    def require(self, *tools: str) -> None:
-        """Skip the test if a tool is missing."""
-        for name in tools:
-            if shutil.which(name) is None:
-                self.skipTest(f"{name} is missing: install the Debian package {PACKAGES[name]}")
-
-    def require_root(self) -> None:
-        """Skip the test if it is not run by root."""
-        if os.geteuid() != 0:
-            self.skipTest("mounting a small file system needs root")
+        require(self, "qemu-storage-daemon", "qemu-img", "qemu-io")
+        self.root = folder_for(self)
 
     def small_file_system(self, folder: Path, size: int, files: int = 1000) -> None:
         """Mount a file system with room for ``size`` bytes, and for ``files`` files and folders, on a folder."""
-        self.require_root()
-        self.require("mount")
+        require_root(self, "a small file system is mounted")
+        require(self, "mount")
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.check_call(["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={files + 1}", "none", str(folder)])
         self.addCleanup(subprocess.check_call, ["umount", str(folder)])
@@ -181,7 +158,7 @@ class HostCase(testtools.TestCase):
 
     def read_image(self, host: Host, image: Image, offset: int, length: int) -> None:
         """Read a range through a host."""
-        qemu_io(host.uri(image), f"read {offset} {length}")
+        qemu_io(host.uri(image), f"read {offset} {length}", options=["-r", "-f", "raw"])
 
     def assert_same(self, uri: str, file: Path) -> None:
         """The whole disk at ``uri`` equals the file."""
@@ -189,11 +166,3 @@ class HostCase(testtools.TestCase):
         compare = ["qemu-img", "compare", *image_opts, "-F", "raw", uri, str(file)]
         done = subprocess.run(compare, capture_output=True, text=True, check=False)
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
-
-
-def qemu_io(uri: str, *commands: str) -> str:
-    """Run commands of qemu-io on a raw disk, read-only."""
-    argv = ["qemu-io", "-r", "-f", "raw"]
-    for command in commands:
-        argv += ["-c", command]
-    return subprocess.run([*argv, uri], capture_output=True, text=True, check=True).stdout

@@ -14,6 +14,7 @@ from typing import Any
 
 from drivers.base import Device
 from drivers.qemu.monitor import Client
+from tests.programs import qemu_io
 
 PROGRAM = "qemu-system-x86_64"
 _EMPTY = [PROGRAM, "-nodefaults", "-display", "none"]
@@ -101,7 +102,4 @@ def write_disk(path: Path | None, source: Path) -> None:
     """Write a file's content to the beginning of a disk, which is named by nothing but its path."""
     content = source.read_bytes()
     source.write_bytes(content.ljust(512, b"\0"))
-    command = f"write -s {source} 0 512"
-    argv = ["qemu-io", "-f", "qcow2", "-c", command, str(path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert "wrote 512" in done.stdout, done.stdout + done.stderr
+    qemu_io(str(path), f"write -s {source} 0 512")

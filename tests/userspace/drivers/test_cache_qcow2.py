@@ -15,7 +15,7 @@ from drivers.errors import CommandFailed, NoSpace, NotServing
 from drivers.qemu.qcow2file import read_header
 from tests.limits import killed_at_its_end
 from tests.patience import wait_until
-from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io
+from tests.userspace.drivers.hosts import MIB, HostCase
 
 
 class CacheCase(HostCase):
@@ -62,7 +62,7 @@ class KeepTest(CacheCase):
     def test_what_was_read_needs_no_parent_zeros_included(self) -> None:
         self.read_image(self.h, self.image, 2 * MIB, 2 * MIB)  # the second half is zeros
         self.cut_parents_off()
-        self.assertIn("read 2097152/2097152", qemu_io(self.h.uri(self.image), "read 2M 2M"))
+        self.read_image(self.h, self.image, 2 * MIB, 2 * MIB)
         self.assertEqual(2 * MIB, self.h.held(self.image))
 
     def test_stats_are_the_same_when_the_stack_is_gone(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from drivers.qemu import daemon
 from tests.patience import wait_until
+from tests.programs import require_root
 from tests.userspace.drivers.hosts import HostCase
 
 NOBODY = 65534
@@ -46,8 +46,7 @@ class AdoptionCase(HostCase):
 
 class AdoptionTest(AdoptionCase):
     def test_process_of_another_user_is_left_alone(self) -> None:
-        if os.geteuid() != 0:
-            self.skipTest("only root can start a process of another user")
+        require_root(self, "a process of another user is started")
         self.assert_left_alone(self.start(self.program, user=NOBODY))
 
     def test_another_program_of_our_user_is_left_alone(self) -> None:

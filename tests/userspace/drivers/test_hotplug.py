@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ from drivers.qemu.hotplug import CONTROLLER, plug, unplug
 from drivers.qemu.monitor import Client, private_node
 from drivers.qemu.nodes import Nodes
 from tests.patience import PATIENCE
+from tests.programs import require
 
 QEMU = "qemu-system-x86_64"
 MIB = 1 << 20
@@ -43,8 +43,7 @@ class CutMonitor:
 class HotplugTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        if shutil.which(QEMU) is None:
-            self.skipTest(f"{QEMU} is missing: install the Debian package qemu-system-x86")
+        require(self, QEMU)
         folder = tempfile.TemporaryDirectory(dir="/tmp", prefix="hotplug-")
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)

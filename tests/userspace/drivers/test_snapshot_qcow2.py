@@ -31,6 +31,7 @@ from drivers.snapshot.qcow2 import Qcow2Disks
 from drivers.snapshot.ranges import allocated
 from tests.limits import killed_at_its_end
 from tests.patience import PATIENCE, wait_until
+from tests.programs import qemu_io, require, require_root
 from tests.userspace.drivers.hosts import MIB, HostCase
 from tests.userspace.drivers.qemus import Vm, stranger
 
@@ -95,14 +96,6 @@ def cut_at(number: int) -> Iterator[list[str]]:
         yield steps
 
 
-def qemu_io_disk(path: Path, *commands: str) -> subprocess.CompletedProcess[str]:
-    """Run commands of qemu-io on a disk that is named by nothing but its path."""
-    argv = ["qemu-io"]
-    for command in commands:
-        argv += ["-c", command]
-    return subprocess.run([*argv, str(path)], capture_output=True, text=True, check=True)
-
-
 class SnapshotCase(HostCase):
     """A host ``h`` that serves an image, and VMs with disks of 4 MiB over it."""
 
@@ -142,17 +135,11 @@ class SnapshotCase(HostCase):
         return Layers(self.store, vm)
 
     def write(self, path: Path | None, at: int, pattern: int) -> None:
-        command = ["qemu-io", "-f", "qcow2", "-c", f"write -P {pattern} {at * BLOCK} 4k", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        self.assertIn("wrote 4096", done.stdout, done.stderr)
+        qemu_io(str(path), f"write -P {pattern} {at * BLOCK} 4k")
 
     def assert_holds(self, path: Path | None, content: Content) -> None:
-        argv = ["qemu-io", "-r", "-U", "-f", "qcow2"]
-        for at, pattern in content.items():
-            argv += ["-c", f"read -P {pattern} {at * BLOCK} 4k"]
-        done = subprocess.run([*argv, str(path)], capture_output=True, text=True, check=False)
-        self.assertEqual(len(content), done.stdout.count("read 4096"), done.stdout + done.stderr)
-        self.assertNotIn("verification failed", done.stdout, f"{path}: {content}")
+        reads = [f"read -P {pattern} {at * BLOCK} 4k" for at, pattern in content.items()]
+        qemu_io(str(path), *reads, options=["-r", "-U", "-f", "qcow2"])
 
     def assert_vm_holds(self, vm: Vm, content: Content) -> None:
         for at, pattern in content.items():
@@ -198,8 +185,7 @@ class SnapshotCase(HostCase):
 class CreateTest(SnapshotCase):
     def test_writes_stay_in_the_disk(self) -> None:
         one, two = self.created("vm1"), self.created("vm2")
-        qemu_io_disk(one, "write -P 0x77 512k 64k")
-        qemu_io_disk(one, "read -P 0x77 512k 64k")
+        qemu_io(one, "write -P 0x77 512k 64k", "read -P 0x77 512k 64k", options=())  # by nothing but its path
         compare = ["qemu-img", "compare", "-f", "qcow2", "-F", "raw", str(two), str(self.file)]
         self.assertEqual(0, subprocess.run(compare, check=False, stdout=subprocess.DEVNULL).returncode)
         self.assert_same(self.h.uri(self.image), self.file)
@@ -209,7 +195,7 @@ class CreateTest(SnapshotCase):
         host.join(self.image, [self.h])
         disk = host.snapshot.create("vm", host.export.local(self.image), self.image.size)
         assert disk.path is not None
-        qemu_io_disk(disk.path, "write 512k 4k")
+        qemu_io(disk.path, "write 512k 4k")
         self.assertEqual(0, host.held(self.image))
 
     def test_full_disk_is_refused(self) -> None:
@@ -261,7 +247,7 @@ class OpenTest(SnapshotCase):
 
 class VirtualMachineTest(SnapshotCase):
     def test_vm_given_only_the_path_outlives_the_daemon_behind_it(self) -> None:
-        self.require("qemu-system-x86_64")
+        require(self, "qemu-system-x86_64")
         drive = f"file={self.created()},format=qcow2,if=none,id=disk"
         argv = ["qemu-system-x86_64", "-machine", "none", "-nodefaults", "-display", "none", "-monitor", "stdio"]
         vm = subprocess.Popen(
@@ -284,7 +270,7 @@ class VirtualMachineTest(SnapshotCase):
 class RunningTest(SnapshotCase):
     def setUp(self) -> None:
         super().setUp()
-        self.require("qemu-system-x86_64")
+        require(self, "qemu-system-x86_64")
 
     def test_one_that_was_not_switched_to_the_new_layer_is_by_the_next_call(self) -> None:
         calls: tuple[Callable[[Qcow2Disks, str, Vm], object], ...] = (
@@ -652,8 +638,7 @@ class FullTest(SnapshotCase):
             running.io("write -P 0x55 1M 3M")
             running.io("flush")
         else:
-            argv = ["qemu-io", "-c", "write -P 0x55 1M 3M", str(self.make().open(vm).path)]
-            subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+            qemu_io(str(self.make().open(vm).path), "write -P 0x55 1M 3M")
 
 
 class StoppedTest(SnapshotCase):
@@ -686,7 +671,7 @@ class StoppedTest(SnapshotCase):
         self.assertEqual(expected, self.make().changes(vm, None, None))
 
     def test_a_layer_belongs_to_whom_the_one_below_belongs(self) -> None:
-        self.require_root()
+        require_root(self, "a disk is given to another user")
         vm = self.create()
         os.chown(self.make().open(vm).path or "", 65534, 65533)
         self.layers(vm).file(0).chmod(0o600)

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from drivers.cache.qcow2 import CLUSTER_SIZE
 from tests.patience import PATIENCE, wait_until
-from tests.userspace.drivers.hosts import MIB, HostCase, qemu_io
+from tests.programs import require
+from tests.userspace.drivers.hosts import MIB, HostCase
 from tests.userspace.drivers.relay import Relay
 
 PER_REPLY = 64
@@ -48,7 +49,7 @@ class OneFetchTest(HostCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.require("haproxy")
+        require(self, "haproxy")
         self.image, self.file = self.make_image(16 * MIB)
         self.all = self.hosts(4)
         self.all[0].serve_file(self.image, self.file)
@@ -60,7 +61,7 @@ class OneFetchTest(HostCase):
             host.export.publish(
                 self.image, host.cache.open(self.image, host.attach.connect(self.image, [relay.parent]))
             )
-        qemu_io(self.all[-1].uri(self.image), "read 0 512")
+        self.read_image(self.all[-1], self.image, 0, 512)
 
     def assert_once(self, held: int) -> None:
         """Every link carried what the host below holds, once, plus headers."""
@@ -77,12 +78,11 @@ class OneFetchTest(HostCase):
 
     def test_eight_readers_of_one_range_move_it_once(self) -> None:
         with ThreadPoolExecutor(8) as pool:
-            uri = self.all[-1].uri(self.image)
-            list(pool.map(lambda _: qemu_io(uri, "read 1M 4M"), range(8)))
+            list(pool.map(lambda _: self.read_image(self.all[-1], self.image, MIB, 4 * MIB), range(8)))
         self.assert_once(CLUSTER_SIZE + 4 * MIB)
 
     def test_small_read_moves_one_cluster(self) -> None:
-        qemu_io(self.all[-1].uri(self.image), "read 5M 512")
+        self.read_image(self.all[-1], self.image, 5 * MIB, 512)
         self.assert_once(2 * CLUSTER_SIZE)
 
 

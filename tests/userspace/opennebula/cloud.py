@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +12,8 @@ from testtools.matchers import HasLength
 from lab.cluster import Cluster
 from lab.opennebula import Answer, Datastore, Frontend, Host, Image, Oned, Vm, driver_of, one_source
 from lab.tools import CHECKOUT
+from tests.programs import qemu_io, require_root
+from tests.unit.virtman.scene import folder_for
 
 IMAGES, SYSTEM, OTHER_SYSTEM = 100, 0, 105
 MIB = 1 << 20
@@ -103,13 +102,11 @@ class CloudTestCase(DriversTestCase):
     def setUp(self) -> None:
         """Start it all."""
         super().setUp()
-        if os.geteuid() != 0:
-            self.skipTest("hosts are mount namespaces: needs root")
+        require_root(self, "hosts are mount namespaces")
         source = one_source() if self.kind == "ruby" else None
         if self.kind == "ruby" and source is None:
             self.skipTest("ONE_SOURCE does not name OpenNebula's source tree")
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        self.folder = folder_for(self)
         self.cluster = Cluster(self.folder / "cluster", 3, agent_options=["--group", USER])
         self.cluster.__enter__()
         self.addCleanup(self.cluster.__exit__, None, None, None)
@@ -129,11 +126,7 @@ class CloudTestCase(DriversTestCase):
 
     def io(self, vm: Vm, disk: int, command: str) -> None:
         """Have qemu-io do something with a disk as a hypervisor finds it; fail if it reads something else."""
-        argv = ["qemu-io", "-f", "qcow2", "-c", command, str(self.link(vm, disk))]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        said = done.stdout + done.stderr
-        self.assertEqual(0, done.returncode, said)
-        self.assertNotIn("failed", said)
+        qemu_io(self.link(vm, disk), command)
 
     def write(self, vm: Vm, disk: int, byte: int, offset: int = MIB) -> None:
         """Let a VM write 64 KiB of a byte."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from pathlib import Path
-
 import testtools
 
 from lab.opennebula import Driver, Frontend, Host, Oned, driver_of, one_source
+from tests.programs import require_root
+from tests.unit.virtman.scene import folder_for
 
 WITH_SOURCE = one_source() is not None
 """Whether the tests run through OpenNebula's own programs, too."""
@@ -23,10 +20,8 @@ class StandTestCase(testtools.TestCase):
     def setUp(self) -> None:
         """Start the stand."""
         super().setUp()
-        if os.geteuid() != 0:
-            self.skipTest("hosts are mount namespaces: needs root")
-        self.folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="vm-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+        require_root(self, "hosts are mount namespaces")
+        self.folder = folder_for(self)
         hosts = {name: Host(private=(self.folder / "private" / name,)) for name in ("host-1", "host-2")}
         source = one_source() if self.kind == "ruby" else None
         self.frontend = Frontend(self.folder / "stand", hosts, source=source)

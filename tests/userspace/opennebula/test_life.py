@@ -14,6 +14,7 @@ from lab.opennebula import Disk, Image, Vm
 from lab.tools import run
 from opennebula_tm.driver.placement import report
 from tests.patience import wait_until
+from tests.programs import qemu_io
 from tests.userspace.opennebula.cloud import BASE, IMAGE_MIB, IMAGES, MIB, OTHER_SYSTEM, SYSTEM, CloudTestCase
 from tests.userspace.opennebula.stand import WITH_SOURCE
 
@@ -198,8 +199,7 @@ class LifeContract:
             file = Path(str(about.findtext("IMPORT_SOURCE")))
             self.assertEqual(hashlib.md5(file.read_bytes()).hexdigest(), about.findtext("MD5"))
             self.assertEqual("qcow2", about.findtext("FORMAT"))
-            said = run(["qemu-io", "-f", "qcow2", "-r", "-c", f"read -P {BASE} 0 {IMAGE_MIB}M", file])
-            self.assertNotIn("failed", said)
+            qemu_io(file, f"read -P {BASE} 0 {IMAGE_MIB}M", options=["-r", "-f", "qcow2"])
             run(["sh", "-c", str(about.findtext("DISPOSE_CMD"))])
             self.assertEqual([Path(image.source)], sorted(self.store.base.glob("[!.]*")))
             self.assertEqual([], list(self.store.base.glob("*.export")))
