@@ -47,6 +47,12 @@ NOWHERE = Device(1 << 20)
 """What no driver can build on: neither a kernel device nor a QEMU block node."""
 
 
+def path_of(device: Device) -> Path:
+    """Where a device is that has a path: a kernel device, or a file."""
+    assert device.path is not None
+    return device.path
+
+
 class AttachContract(TestCase):
     """``parents``: two hosts that serve ``image``, both of them alive. ``file``: holds the whole image."""
 

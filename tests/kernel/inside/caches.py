@@ -70,8 +70,7 @@ class CacheCase(TestCase):
         device = self.cache.open(image, base)
         self.addCleanup(self.cache.close, image)
         self.assertEqual(image.size, device.size)
-        assert device.path is not None
-        return device.path
+        return contracts.path_of(device)
 
     def assert_reads(self, image: Image, path: Path, size: int = 1 << 20, *, direct: bool = True) -> None:
         self.assert_content(image, read(path, size, direct=direct))
@@ -161,8 +160,7 @@ class ContractCase(CacheCase, contracts.CacheContract):
 
     def use(self, device: Device) -> None:
         """Read all of it; heartbeats have what was read kept."""
-        assert device.path is not None
-        self.assert_reads(self.image, device.path)
+        self.assert_reads(self.image, contracts.path_of(device))
         wait_until(lambda: self.cache.stats(self.image).held_bytes == self.image.size)
 
     def release(self) -> None:
@@ -256,5 +254,4 @@ def requests(base: Device) -> int:
 
 
 def _counters(base: Device) -> list[int]:
-    assert base.path is not None
-    return [int(word) for word in devmapper.counters(base.path).read_text().split()]
+    return [int(word) for word in devmapper.counters(contracts.path_of(base)).read_text().split()]

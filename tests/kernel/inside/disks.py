@@ -60,14 +60,10 @@ class DiskCase(TestCase):
         return run(["dmsetup", "ls"]).stdout.splitlines() + run(["losetup", "--list", "-n"]).stdout.splitlines()
 
     def create(self, vm: str = "vm1", size: int = SIZE) -> Path:
-        path = self.driver.create(vm, self.origin, size).path
-        assert path is not None
-        return path
+        return contracts.path_of(self.driver.create(vm, self.origin, size))
 
     def opened(self, vm: str = "vm1") -> Path:
-        path = self.driver.open(vm).path
-        assert path is not None
-        return path
+        return contracts.path_of(self.driver.open(vm))
 
 
 class EveryDriver(DiskCase, contracts.VmDiskContract):

@@ -7,7 +7,10 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+from testtools import TestCase
+
 from drivers.errors import CommandFailed
+from drivers.export.lio import LioExport
 from drivers.host.command import run
 from drivers.iscsi.names import CHAP_USER, Side, password
 from tests.kernel.inside import sgio
@@ -32,6 +35,14 @@ def what_is_there() -> list[list[str]]:
     """Lines of each listing of what a kernel stack makes."""
     run(["udevadm", "settle"])
     return [_listing(argv) for argv in _LISTINGS]
+
+
+def expect_nothing_left(test: TestCase, export: LioExport) -> None:
+    """Have the test fail if at its end more is there than now."""
+    export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay
+    export.withdraw("warm-up")
+    before = what_is_there()
+    test.addCleanup(lambda: test.assertEqual(before, what_is_there()))
 
 
 def _listing(argv: list[str]) -> list[str]:
@@ -70,11 +81,6 @@ def log_out(target: str, portal: str) -> None:
                 raise
 
 
-def rescan(target: str) -> None:
-    """Look for disks that a target got after the login."""
-    run(["iscsiadm", "--mode", "node", "--targetname", target, "--rescan"])
-
-
 @contextlib.contextmanager
 def it_may_go() -> Iterator[None]:
     """What is asked for may go meanwhile: before its file is opened, or after."""
@@ -85,14 +91,14 @@ def it_may_go() -> Iterator[None]:
             raise
 
 
-def disk_of(target: str) -> Path | None:
-    """The node of the disk with LUN 0, if there is one."""
+def disks_of(target: str) -> list[Path]:
+    """The nodes of the disks with LUN 0 that this guest has from a target."""
     run(["udevadm", "settle"])
     for session in Path("/sys/class/iscsi_session").glob("*"):
         with it_may_go():
             if (session / "targetname").read_text().strip() == target:
-                return next((Path("/dev") / found.name for found in session.glob("device/target*/*:0/block/*")), None)
-    return None
+                return [Path("/dev") / found.name for found in session.glob("device/target*/*:0/block/*")]
+    return []
 
 
 def write_first_sector(disk: Path) -> sgio.Answer:

@@ -57,10 +57,9 @@ class DeviceCase(BcacheCase):
         return file, device
 
     def attached(self, device: Path | None = None, name: str = "one") -> Path:
-        path = self.cache.devices.attach_device(name, device or self.device).path
+        attached = self.cache.devices.attach_device(name, device or self.device)
         self.addCleanup(self.cache.devices.detach_device, name, force=True)
-        assert path is not None
-        return path
+        return contracts.path_of(attached)
 
     def found(self, name: str = "one") -> CachedDevice:
         return next(device for device in self.cache.devices.devices() if device.device == name)

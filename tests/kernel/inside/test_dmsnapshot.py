@@ -206,8 +206,7 @@ class SpaceTest(SnapshotCase):
     def test_writes_go_on_when_the_file_system_is_full(self) -> None:
         small = small_file_system(self, self.folder, "64M")
         driver = DmSnapshotDisks(Place(small, small))
-        path = driver.create("vm1", self.origin, SIZE).path
-        assert path is not None
+        path = contracts.path_of(driver.create("vm1", self.origin, SIZE))
         self.addCleanup(driver.delete, "vm1")
         fill(small, but=0)
         data = os.urandom(SIZE)
@@ -218,8 +217,7 @@ class SpaceTest(SnapshotCase):
         self.driver = DmSnapshotDisks(Place(self.folder, self.folder), chunk=CHUNK)
         image = Device(size=PER_AREA * CHUNK // 2, path=self.origin.path)
         for size in (PER_AREA * CHUNK, 2 * PER_AREA * CHUNK + 512, PER_AREA * CHUNK - 512):
-            path = self.driver.create("vm1", image, size).path
-            assert path is not None
+            path = contracts.path_of(self.driver.create("vm1", image, size))
             data = os.urandom(size)
             self.write_all(path, data)
             used, total = devmapper.status(DISK_PREFIX + "vm1").split()[3].split("/")  # else the kernel gave it up

@@ -79,12 +79,10 @@ class SnapshotTest(contracts.SnapshotContract, ThinCase):
         return self.new_driver()
 
     def write(self, device: Device, text: bytes) -> None:
-        assert device.path is not None
-        write(device.path, 0, text)
+        write(contracts.path_of(device), 0, text)
 
     def read(self, device: Device, length: int) -> bytes:
-        assert device.path is not None
-        with device.path.open("rb") as file:
+        with contracts.path_of(device).open("rb") as file:
             return file.read(length)
 
     def discard(self, device: Device, length: int) -> None:
@@ -94,9 +92,7 @@ class SnapshotTest(contracts.SnapshotContract, ThinCase):
         driver = self.vm_disk()
         self.wrote(driver, b"then")
         driver.take("vm", "snapshot", None)
-        path = driver.open("vm").path
-        assert path is not None
-        with path.open("r+b", buffering=0) as file:
+        with contracts.path_of(driver.open("vm")).open("r+b", buffering=0) as file:
             file.write(b"late")
             self.assert_others_are_told_of(driver)
             os.fsync(file.fileno())
@@ -129,19 +125,15 @@ class SnapshotsCase(ThinCase):
     @contextmanager
     def opened_snapshot(self, snapshot: str) -> Iterator[BinaryIO]:
         """A snapshot, without reverting to it."""
-        with self.driver.reading("vm1", snapshot) as device:
-            assert device.path is not None
-            with device.path.open("rb") as file:
-                yield file
+        with self.driver.reading("vm1", snapshot) as device, contracts.path_of(device).open("rb") as file:
+            yield file
 
     def content_of(self, snapshot: str) -> bytes:
         with self.opened_snapshot(snapshot) as file:
             return file.read()
 
     def clone(self, snapshot: str = "snapshot", new: str = "new") -> Path:
-        path = self.driver.clone("vm1", snapshot, new).path
-        assert path is not None
-        return path
+        return contracts.path_of(self.driver.clone("vm1", snapshot, new))
 
     def assert_nothing_leaked(self) -> None:
         """The pool has the volumes that are written down as made, and no others."""
@@ -236,7 +228,7 @@ class SnapshotsTest(SnapshotsCase):
         self.driver.resize("vm2", size + MIB, None)
         write(path, size + MIB - 512, b"end" * 170)
         with self.driver.reading("vm2", "snapshot") as device:
-            self.assertEqual((size, then), (device.size, device.path.read_bytes() if device.path else b""))
+            self.assertEqual((size, then), (device.size, contracts.path_of(device).read_bytes()))
         self.assertEqual(then, self.open("new", self.driver.clone("vm2", "snapshot", "new")))
         self.assertEqual(then, self.open("vm2", self.driver.revert("vm2", "snapshot")))
         self.assertEqual(then + bytes(MIB), self.open("vm2", self.driver.resize("vm2", size + MIB, None)))
@@ -244,8 +236,7 @@ class SnapshotsTest(SnapshotsCase):
     def open(self, vm: str, device: Device) -> bytes:
         """What a disk holds that was just changed."""
         self.assertEqual(device, self.driver.open(vm))
-        assert device.path is not None
-        content = device.path.read_bytes()
+        content = contracts.path_of(device).read_bytes()
         self.assertEqual(device.size, len(content))
         return content
 
@@ -277,13 +268,13 @@ class ReadingTest(SnapshotsCase):
 
     def test_it_is_read_only_and_the_disk_goes_on_meanwhile(self) -> None:
         with self.driver.reading("vm1", "snapshot") as device:
-            assert device.path is not None
-            self.assertEqual("1", run(["blockdev", "--getro", str(device.path)]).stdout.strip())
+            path = contracts.path_of(device)
+            self.assertEqual("1", run(["blockdev", "--getro", str(path)]).stdout.strip())
             write(self.path, SIZE - 512, b"more" * 128)
-            self.assertEqual(self.then, device.path.read_bytes())
+            self.assertEqual(self.then, path.read_bytes())
             self.assertEqual(self.then, self.clone().read_bytes())
             self.driver.revert("vm1", "snapshot")
-            self.assertEqual(self.then, device.path.read_bytes())
+            self.assertEqual(self.then, path.read_bytes())
         self.assert_no_map()
         self.assert_nothing_leaked()
 
@@ -292,7 +283,7 @@ class ReadingTest(SnapshotsCase):
         one.__enter__()
         device = two.__enter__()
         one.__exit__(None, None, None)
-        self.assertEqual(self.then, device.path.read_bytes() if device.path else b"")
+        self.assertEqual(self.then, contracts.path_of(device).read_bytes())
         self.assertRaises(DiskInUse, self.driver.drop, "vm1", "snapshot", None)
         self.assertRaises(DiskInUse, self.driver.delete, "vm1")
         self.assertEqual(({"snapshot"}, b"late"), (self.driver.snapshots("vm1"), self.begins()))
@@ -623,8 +614,7 @@ class SpaceTest(ThinCase):
         small = small_file_system(self, self.folder, "160M")
         driver = DmThinDisks(Place(small, small), step=STEP)
         self.addCleanup(driver.close)
-        path = driver.create("vm1", self.origin, 4 * STEP).path
-        assert path is not None
+        path = contracts.path_of(driver.create("vm1", self.origin, 4 * STEP))
         self.addCleanup(driver.delete, "vm1")
         self.hold_writes(timeout)
         return driver, path, fill(small, but=MIB)

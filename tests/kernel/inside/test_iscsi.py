@@ -34,7 +34,7 @@ from tests.contracts import drivers as contracts
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import SECRET
-from tests.kernel.inside.openfiles import none_left
+from tests.limits import no_more_files
 from tests.patience import PATIENCE, wait_until
 
 pytestmark = rtslibwarns.IGNORED
@@ -89,10 +89,7 @@ class IscsiCase(TestCase):
         self.folder = state_folder(self)
         self.place = Place(self.folder, self.folder, host=HOST, address=IP)
         self.export = LioExport(self.place, died=self.fail)
-        self.export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay
-        self.export.withdraw("warm-up")
-        before = iscsi_tools.what_is_there()
-        self.addCleanup(lambda: self.assertEqual(before, iscsi_tools.what_is_there()))
+        iscsi_tools.expect_nothing_left(self, self.export)
         self.content = os.urandom(SIZE)
         (self.folder / "image").write_bytes(self.content)
         self.image = Image("Debian_12", SIZE, f"sha256:{hashlib.sha256(self.content).hexdigest()}")
@@ -165,9 +162,7 @@ class IscsiCase(TestCase):
             devmapper.message(name, "fail_if_no_path")
 
     def connect(self) -> Path:
-        path = self.attach.connect(self.image, [self.parent]).path
-        assert path is not None
-        return path
+        return contracts.path_of(self.attach.connect(self.image, [self.parent]))
 
     def read(self, path: Path) -> bytes:
         """The content, past the page cache."""
@@ -198,8 +193,7 @@ class ContractTest(IscsiCase, contracts.AttachContract):
     def test_each_policy_but_failover_reads_from_all_parents(self) -> None:
         for policy in PATH_POLICIES[1:]:
             self.place = replace(self.place, path_policy=policy)
-            path = self.make().connect(self.image, self.parents).path
-            assert path is not None
+            path = contracts.path_of(self.make().connect(self.image, self.parents))
             wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.ACTIVE])
             self.assertIn(f" {policy} ", devmapper.table(path.name))
             before = self.sectors_read()
@@ -247,8 +241,8 @@ class IscsiTest(IscsiCase):
         other.allow(self.image.name, [Child(HOST, SECRET)])
         self.export.reserve(self.image.name)
         self.export.allow(self.image.name, [Child(HOST, SECRET)])
-        path = self.attach.connect(self.image, [self.parent, Parent("other", other.address, SECRET)]).path
-        assert path is not None
+        parents = [self.parent, Parent("other", other.address, SECRET)]
+        path = contracts.path_of(self.attach.connect(self.image, parents))
         reader = threading.Thread(target=self.read, args=[path])
         reader.start()
         reader.join(FOR_A_WHILE)
@@ -294,8 +288,7 @@ class IscsiTest(IscsiCase):
         greedy.write_text("defaults {\n    find_multipaths greedy\n}\n")
         self.publish()
         self.read(self.connect())
-        disk = iscsi_tools.disk_of(target_name(HOST, self.image.name))
-        assert disk is not None
+        [disk] = iscsi_tools.disks_of(target_name(HOST, self.image.name))
         self.attach.close()
         devmapper.remove(f"virtman-attach-{self.image.name}")  # Debian 13's wants none that is in use
         self.assertTrue(multipathd_wants(disk))
@@ -330,8 +323,7 @@ class IscsiTest(IscsiCase):
         self.publish()
         path = self.connect()
         wait_until(lambda: self.states() == [PathState.ACTIVE])
-        disk = iscsi_tools.disk_of(target_name(HOST, self.image.name))
-        assert disk is not None
+        [disk] = iscsi_tools.disks_of(target_name(HOST, self.image.name))
         (Path("/sys/block") / disk.name / "device/timeout").write_text(str(int(NEVER)))
         self.export.publish(self.image, Device(SIZE, self.without_parents()))
         with ThreadPoolExecutor() as pool:
@@ -374,8 +366,7 @@ class IscsiTest(IscsiCase):
 
     def by_both(self, *parents: Parent) -> Path:
         """Two parents in this order, which are in the map."""
-        path = self.attach.connect(self.image, parents).path
-        assert path is not None
+        path = contracts.path_of(self.attach.connect(self.image, parents))
         wait_until(lambda: self.states() == [PathState.ACTIVE, PathState.STANDBY] and len(self.groups(path)) == 2)
         return path
 
@@ -447,7 +438,7 @@ class IscsiTest(IscsiCase):
         self.publish()
         path = self.connect()
         self.read(path)
-        with none_left():
+        with no_more_files():
             self.assertRaises(HostFailed, self.attach.update, self.image, [GONE])
         self.assertFalse(self.attach.update(self.image, [GONE]))
         self.assertIn("queue_if_no_path 0 0 0", devmapper.table(path.name))
@@ -467,12 +458,11 @@ class IscsiTest(IscsiCase):
         self.publish()
         self.replace_driver(NEVER)
         with self.assertLogs("drivers.attach.iscsiroute", "INFO") as said:
-            path = self.attach.connect(self.image, [impostor, self.parent]).path
-            assert path is not None
+            path = contracts.path_of(self.attach.connect(self.image, [impostor, self.parent]))
             self.assertEqual(self.content, self.read(path))
             wait_until(lambda: any("does not prove itself" in line for line in said.output))
         self.assertEqual([PathState.LOST, PathState.ACTIVE], self.states())
-        self.assertIs(None, iscsi_tools.disk_of(target_name(impostor.host, self.image.name)))
+        self.assertEqual([], iscsi_tools.disks_of(target_name(impostor.host, self.image.name)))
 
     def test_a_parent_that_proves_itself_by_another_secret_is_no_path_and_not_waited_for(self) -> None:
         self.check_it_is_no_path(self.impostor(chap_mutual_password="another secret"))

@@ -23,13 +23,7 @@ from drivers.kernel import devmapper, loopdev
 from tests.contracts import drivers as contracts
 from tests.kernel.inside import iscsi_tools, rtslibwarns
 from tests.kernel.inside.folders import state_folder
-from tests.kernel.inside.iscsi_tools import (
-    CHECK_CONDITION,
-    DATA_PROTECT,
-    SECRET,
-    log_in,
-    log_out,
-)
+from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
 from tests.patience import PATIENCE, wait_until
 
 pytestmark = rtslibwarns.IGNORED
@@ -65,10 +59,7 @@ class LioCase(TestCase):
         super().setUp()
         self.folder = state_folder(self)
         self.export = self.new_driver()
-        self.export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay
-        self.export.withdraw("warm-up")
-        before = iscsi_tools.what_is_there()
-        self.addCleanup(lambda: self.assertEqual(before, iscsi_tools.what_is_there()))
+        iscsi_tools.expect_nothing_left(self, self.export)
         self.content = os.urandom(SIZE)
         self.image = self.new_image("Debian_12", self.content)
         self.target = target_name(HOST, self.image.name)
@@ -94,9 +85,7 @@ class LioCase(TestCase):
 
     def local(self) -> Path:
         """Where this host's own disks read the image."""
-        path = self.export.local(self.image).path
-        assert path is not None
-        return path
+        return contracts.path_of(self.export.local(self.image))
 
     def log_in(self, secret: str = SECRET) -> None:
         self.addCleanup(log_out, self.target, PORTAL)
@@ -104,8 +93,7 @@ class LioCase(TestCase):
 
     def attach(self) -> Path:
         self.log_in()
-        disk = iscsi_tools.disk_of(self.target)
-        assert disk is not None
+        [disk] = iscsi_tools.disks_of(self.target)
         return disk
 
     def names_in(self) -> set[str]:
@@ -180,9 +168,7 @@ class LioTest(LioCase):
 
         def publish_and_read(image: Image) -> str:
             self.export.publish(image, self.device_of(self.image))
-            local = self.export.local(image).path
-            assert local is not None
-            digest = hashlib.sha256(local.read_bytes()).hexdigest()
+            digest = hashlib.sha256(contracts.path_of(self.export.local(image)).read_bytes()).hexdigest()
             self.assertIn(image.name, self.export.existing())
             self.export.withdraw(image.name)
             return f"sha256:{digest}"
@@ -232,8 +218,7 @@ class LioTest(LioCase):
         self.do_while_reads_wait(lambda: self.export.allow(self.image.name, [Child(HOST, SECRET)]))
         self.parents_are_back()
         self.assertEqual(0, reader.wait(PATIENCE))
-        disk = iscsi_tools.disk_of(self.target)
-        assert disk is not None
+        [disk] = iscsi_tools.disks_of(self.target)
         self.assertEqual(self.content, disk.read_bytes())
 
     def test_parent_refuses_a_write(self) -> None:
@@ -251,8 +236,7 @@ class LioTest(LioCase):
         other.allow(self.image.name, [Child(HOST, SECRET)])
         self.addCleanup(log_out, target, PORTAL)
         log_in(target, PORTAL)
-        disk = iscsi_tools.disk_of(target)
-        assert disk is not None
+        [disk] = iscsi_tools.disks_of(target)
         return disk
 
     def test_no_child_can_reserve_the_disk(self) -> None:
@@ -349,8 +333,7 @@ class LioTest(LioCase):
         disk = self.disk()
         name, wwn = disk.name, disk.wwn
         disk.delete()
-        path = self.without_parents().path
-        assert path is not None
+        path = contracts.path_of(self.without_parents())
         # As targetcli's service brings it back, when its device's number is another one's.
         disk = rtslib_fb.BlockStorageObject(name, dev=plain(path), wwn=wwn, readonly=True)
         disk.set_attribute("emulate_model_alias", 1)
@@ -373,7 +356,7 @@ class LioTest(LioCase):
         log_out(self.target, PORTAL)
         self.addCleanup(log_out, self.target, portal)
         log_in(self.target, portal)
-        self.assertIsNotNone(iscsi_tools.disk_of(self.target))
+        self.assertEqual(1, len(iscsi_tools.disks_of(self.target)))
 
     def test_refuses_a_device_of_another_size(self) -> None:
         with ExpectedException(BadDevice):

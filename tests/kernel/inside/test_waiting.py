@@ -39,10 +39,7 @@ class Waiting(TestCase):
         self.folder = state_folder(self)
         self.place = Place(self.folder, self.folder, host="host", address=IP)
         self.export = LioExport(self.place, died=self.fail)
-        self.export.reserve("warm-up")  # makes the folders of the iSCSI fabric, which stay
-        self.export.withdraw("warm-up")
-        before = iscsi_tools.what_is_there()
-        self.addCleanup(lambda: self.assertEqual(before, iscsi_tools.what_is_there()))
+        iscsi_tools.expect_nothing_left(self, self.export)
         self.content = os.urandom(SIZE)
         self.image = Image("image", SIZE, f"sha256:{hashlib.sha256(self.content).hexdigest()}")
         self.attach = IscsiAttach(self.place, lost=lambda _image, _parent: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from testtools import TestCase
 
 from drivers.host.folders import matching
-from tests.kernel.inside.openfiles import none_left
+from tests.limits import no_more_files
 from tests.unit.virtman.scene import folder_for
 
 
@@ -33,5 +33,5 @@ class MatchingTest(TestCase):
         self.assertEqual(sorted(names), self.found("????????"))
 
     def test_who_cannot_look_is_told_so(self) -> None:
-        with none_left():
+        with no_more_files():
             self.assertRaises(OSError, self.found, "*")

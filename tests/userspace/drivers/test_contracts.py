@@ -98,9 +98,8 @@ class Qcow2DisksTest(UserspaceCase, contracts.VmDiskContract, contracts.Snapshot
         driver = self.vm_disk()
         self.wrote(driver, b"then")
         device = driver.take("vm", "snapshot", None)
-        assert device.path is not None
         with (
-            stranger(device.path),
+            stranger(contracts.path_of(device)),
             driver.reading("vm", "snapshot") as snapshot,
             open_blocks("vm", snapshot) as one,
             open_blocks("vm", snapshot) as another,
@@ -111,8 +110,7 @@ class Qcow2DisksTest(UserspaceCase, contracts.VmDiskContract, contracts.Snapshot
         driver = self.vm_disk()
         device = driver.take("vm", "snapshot", None)
         self.write(device, b"late")
-        assert device.path is not None
-        with stranger(device.path):
+        with stranger(contracts.path_of(device)):
             self.assert_others_are_told_of(driver)
             before = sorted(self.h.place.state.rglob("*"))
             self.assertRaises(DiskInUse, driver.take, "vm", "other", None)

@@ -29,6 +29,7 @@ from drivers.snapshot.layers import Layers
 from drivers.snapshot.layerstore import LayerStore
 from drivers.snapshot.qcow2 import Qcow2Disks
 from drivers.snapshot.ranges import allocated
+from tests.contracts.drivers import path_of
 from tests.limits import killed_at_its_end
 from tests.patience import PATIENCE, wait_until
 from tests.programs import qemu_io, require, require_root
@@ -117,9 +118,7 @@ class SnapshotCase(HostCase):
         return vm
 
     def created(self, vm: str = "vm1", size: int | None = None) -> Path:
-        device = self.h.snapshot.create(vm, self.origin, size or self.image.size)
-        assert device.path is not None
-        return device.path
+        return path_of(self.h.snapshot.create(vm, self.origin, size or self.image.size))
 
     def start(self, vm: str, *, running: bool = False) -> Vm:
         started = Vm(self.make().open(vm), running=running)
@@ -194,8 +193,7 @@ class CreateTest(SnapshotCase):
         host = self.host("h1")
         host.join(self.image, [self.h])
         disk = host.snapshot.create("vm", host.export.local(self.image), self.image.size)
-        assert disk.path is not None
-        qemu_io(disk.path, "write 512k 4k")
+        qemu_io(path_of(disk), "write 512k 4k")
         self.assertEqual(0, host.held(self.image))
 
     def test_full_disk_is_refused(self) -> None:
