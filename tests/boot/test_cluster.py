@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.long
 
 
 class ClusterTest(VmTestCase):
-    def image(self) -> Path:
-        """A small file to publish."""
-        path = self.folder / "image.raw"
-        path.write_bytes(os.urandom(1 << 20))
-        return path
-
     def test_a_process_that_outlives_its_agent_is_an_error_and_is_ended(self) -> None:
         cluster = Cluster(self.folder / "c", 1)
         cluster.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,10 +29,11 @@ CHECK = "--rw=randread --verify_only=1"
 MAKE = "import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[1]).randbytes(int(sys.argv[2])))"
 
 
-def fio(path: str, mode: str) -> list[str]:
-    """Write, or read and compare, a pattern with checksums at the start of a disk."""
-    options = {"name": "vm", "filename": path, "size": str(WRITTEN), "bs": "16k", "direct": "1", "verify": "crc32c"}
-    return ["fio", *(f"--{name}={value}" for name, value in options.items()), "--end_fsync=1", *mode.split()]
+def fio(path: str, mode: str, *, size: int = WRITTEN, **more: int | str) -> list[str]:
+    """Write, or read and compare, a pattern with checksums at the start of a disk. ``more``: other options of fio."""
+    always = ["--name=vm", "--bs=16k", "--direct=1", "--verify=crc32c", "--end_fsync=1"]
+    options = {"filename": path, "size": size, **more}
+    return ["fio", *always, *(f"--{name}={value}" for name, value in options.items()), *mode.split()]
 
 
 @functools.cache
@@ -101,16 +101,14 @@ class StackCase(KernelCase):
         """Begin to read a disk and compare it with an image; ``done_reading`` waits for it."""
         return machine.begin(["python3", READER, path, image, str(size), str(start), str(seconds)])
 
-    def done_reading(self, process: subprocess.Popen[str]) -> dict[str, float]:
-        """What the reader says; the test fails if it saw a wrong byte or an error."""
+    def done_reading(self, process: subprocess.Popen[str]) -> None:
+        """Wait for a reader; the test fails if it saw a wrong byte or an error."""
         said = process.communicate(timeout=COMMAND_TIMEOUT)[0]
         self.assertEqual(0, process.returncode, said)
-        result: dict[str, float] = json.loads(said)
-        return result
 
-    def read(self, machine: Machine, path: str, image: str, size: int, *, start: int = 0) -> dict[str, float]:
+    def read(self, machine: Machine, path: str, image: str, size: int, *, start: int = 0) -> None:
         """Read a disk once, from ``start`` on, and compare it with an image."""
-        return self.done_reading(self.begin_reading(machine, path, image, size, start=start))
+        self.done_reading(self.begin_reading(machine, path, image, size, start=start))
 
     def fetched(self, machine: Machine) -> int:
         """Bytes that a host has read from all its parents' disks that are there now."""

@@ -17,9 +17,9 @@ import pytest
 from lab.kernel.machine import Machine
 from lab.kernel.root import root
 from lab.kernel.storage import FILE, Storage
-from tests.kernel import osbrick
+from tests.kernel import osbrick, stacks
 from tests.kernel.machines import FAILED_PATH, SUITE, changed_on_purpose, cluster
-from tests.kernel.stacks import StackCase, services
+from tests.kernel.stacks import CHECK, WRITE, StackCase, services
 from virtman import models
 from virtman.errors import DiskBusy
 
@@ -30,22 +30,15 @@ BRICK = "/var/tmp/os-brick"
 AWAY = 20
 """Seconds for which the storage is away."""
 
+WRITE_ON = f"{WRITE} --loops=3"
 KEPT, TRASHED = 0, SIZE // 2
 """Where on the volume the data are that have to be right in the end, and where a writer is cut off."""
 
 
 def fio(path: str, offset: int, mode: str) -> list[str]:
-    """Write blocks with checksums, or read and compare them."""
-    options = {
-        "name": "vm", "filename": path, "offset": offset, "size": SIZE // 2, "bs": "16k", "direct": 1,
-        "ioengine": "libaio", "iodepth": 8, "verify": "crc32c", "verify_fatal": 1, "serialize_overlap": 1,
-    }  # fmt: skip
-    return ["fio", *(f"--{name}={value}" for name, value in options.items()), *mode.split()]
-
-
-WRITE = "--rw=randwrite --do_verify=1"
-WRITE_ON = "--rw=randwrite --do_verify=1 --loops=3"
-CHECK = "--rw=randread --verify_only=1"
+    """Write half of the volume from an offset on, or read and compare it."""
+    options: dict[str, int | str] = {"ioengine": "libaio", "iodepth": 8, "verify_fatal": 1, "serialize_overlap": 1}
+    return stacks.fio(path, mode, size=SIZE // 2, offset=offset, **options)
 
 
 @functools.cache
