@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import testtools
@@ -17,7 +18,10 @@ from tests.patience import PATIENCE, wait_until
 from tests.programs import require
 from tests.unit.virtman.scene import folder_for
 from virtman.client import AgentClient
+from virtman.errors import AgentUnreachable
 from volt.client import VoltClient
+
+Act = Callable[[AgentClient], object]
 
 
 class VoltProcess:
@@ -125,6 +129,12 @@ class HostProcess:
         """The steps that the agent has reached since its start."""
         return self.notes.read_text().split() if self.notes.exists() else []
 
+    def steps_of(self, act: Act) -> list[str]:
+        """The steps that the agent reaches in an act, each once, in order."""
+        reached = len(self.steps())
+        act(self.client())
+        return list(dict.fromkeys(self.steps()[reached:]))
+
     def daemons(self) -> dict[int, str]:
         """Processes that serve this host's images: command line by process id."""
         return {pid: line for pid, line in processes_of(self.run).items() if "qemu-storage-daemon" in line}
@@ -180,6 +190,16 @@ class HostsTestCase(testtools.TestCase):
         host = HostProcess(name, self.folder, self.volt.url)
         self.addCleanup(host.tear_down)
         return host
+
+    def killed(self, host: HostProcess, step: str, act: Act) -> AgentClient:
+        """Have an agent that starts anew killed at a step of an act, and the next one repair what it left."""
+        host.stop()
+        client = host.start(die_at=step)
+        self.assertRaises(AgentUnreachable, act, client)
+        host.wait_dead()
+        client = host.start()
+        client.repair()
+        return client
 
     def image_file(self, name: str = "image", size: int = 8 << 20) -> Path:
         """A file of random content to publish."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.patience import wait_until
 from tests.programs import qemu_io
 from tests.sweeps import kills
-from tests.userspace.hosts import HostProcess, HostsTestCase
+from tests.userspace.hosts import Act, HostProcess, HostsTestCase
 from virtman.client import AgentClient
-from virtman.errors import AgentUnreachable, UnknownVm
-
-Act = Callable[[AgentClient], object]
+from virtman.errors import UnknownVm
 
 
 def nothing(_client: AgentClient) -> None:
@@ -30,26 +28,16 @@ class KilledTestCase(HostsTestCase):
     def steps_of(self, act: Act, before: Act = nothing) -> list[str]:
         """The steps of an act on a new host, in order."""
         host = self.host("dry-run")
-        client = host.start()
-        before(client)
-        reached = len(host.steps())
-        act(client)
-        steps = host.steps()[reached:]
+        before(host.start())
+        steps = host.steps_of(act)
         host.tear_down()
         self.assertTrue(steps)
-        return list(dict.fromkeys(steps))
+        return steps
 
     def interrupt(self, host: HostProcess, step: str, act: Act, before: Act = nothing) -> AgentClient:
-        """Kill the agent at ``step`` of ``act``, start it again, and have it repair."""
-        first = host.start()
-        before(first)
-        host.stop()
-        client = host.start(die_at=step)
-        self.assertRaises(AgentUnreachable, act, client)
-        host.wait_dead()
-        client = host.start()
-        client.repair()
-        return client
+        """Have the agent of a new host killed at ``step`` of ``act``, and the next one repair what it left."""
+        before(host.start())
+        return self.killed(host, step, act)
 
     def assert_nothing_left_over(self, host: HostProcess, client: AgentClient) -> None:
         """What is on the host is what the agent says it has, as soon as no record is being written."""
@@ -154,14 +142,12 @@ class DiskKilledTest(KilledTestCase):
         """A client after each kill and repair; the VM is destroyed afterwards, and nothing is left of it."""
         client = self.h1.client()
         self.with_snapshots(client)
-        reached = len(self.h1.steps())
-        act(client)
-        steps = list(dict.fromkeys(self.h1.steps()[reached:]))
+        steps = self.h1.steps_of(act)
         self.assertTrue(steps)
         for step in kills(steps):
             self.destroy_all(client)
-            self.h1.stop()
-            client = self.interrupt(self.h1, step, act, self.with_snapshots)
+            self.with_snapshots(client)
+            client = self.killed(self.h1, step, act)
             yield client
             self.assert_nothing_left_over(self.h1, client)
         self.destroy_all(client)

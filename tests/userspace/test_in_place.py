@@ -8,7 +8,6 @@ import grp
 import os
 import stat
 import subprocess
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tests.sweeps import kills
 from tests.userspace.hosts import HostProcess, HostsTestCase
 from virtman import calls, fdpassing, models
 from virtman.client import AgentClient
-from virtman.errors import AgentUnreachable, BadImageFile, ImageExists, OriginChanged
+from virtman.errors import BadImageFile, ImageExists, OriginChanged
 
 MIB = 1 << 20
 FIRST_LOOP = 10_000
@@ -211,31 +210,14 @@ class KilledInPlaceTest(InPlaceTestCase):
     def unpublish(self, client: AgentClient) -> None:
         client.unpublish("img")
 
-    def steps_of(self, act: Callable[[AgentClient], None]) -> list[str]:
-        """The steps of an act, in order."""
-        client = self.origin.client()
-        reached = len(self.origin.steps())
-        act(client)
-        return list(dict.fromkeys(self.origin.steps()[reached:]))
-
-    def killed(self, step: str, act: Callable[[AgentClient], None]) -> AgentClient:
-        """Have the agent killed at a step of an act, and started again."""
-        self.origin.stop()
-        client = self.origin.start(die_at=step)
-        self.assertRaises(AgentUnreachable, act, client)
-        self.origin.wait_dead()
-        client = self.origin.start()
-        client.repair()
-        return client
-
     def test_publish_and_unpublish(self) -> None:
         self.origin.start()
-        publish = self.steps_of(self.publish)
-        unpublish = self.steps_of(self.unpublish)
+        publish = self.origin.steps_of(self.publish)
+        unpublish = self.origin.steps_of(self.unpublish)
         self.assertTrue({"publish:recorded", "in-place:recorded", "in-place:locked"} <= set(publish), publish)
         self.assertTrue({"detach:recorded", "in-place:unlocked", "detach:removed"} <= set(unpublish), unpublish)
         for step in kills(publish):
-            client = self.killed(step, self.publish)
+            client = self.killed(self.origin, step, self.publish)
             self.publish(client)
             self.await_served(self.origin)
             self.assertTrue(read_only(self.loop), step)
@@ -243,7 +225,7 @@ class KilledInPlaceTest(InPlaceTestCase):
             self.assert_let_go(client, step)
         for step in kills(unpublish):
             self.publish(self.origin.client())
-            client = self.killed(step, self.unpublish)
+            client = self.killed(self.origin, step, self.unpublish)
             if client.status().images:
                 self.await_served(self.origin)
                 self.unpublish(client)

@@ -22,11 +22,17 @@ from virtman.client import AgentClient
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def sent(client: AgentClient, vm: str = "vm", **what: str | bool) -> bytes:
-    """The stream of a VM."""
+def sent(client: AgentClient, **what: str | bool) -> bytes:
+    """The stream of the VM."""
     target = io.BytesIO()
-    client.send(vm, target, **what)  # type: ignore[arg-type]
+    client.send("vm", target, **what)  # type: ignore[arg-type]
     return target.getvalue()
+
+
+def assert_same(one: AgentClient, other: AgentClient) -> None:
+    """The disks of the VM are the same on both hosts."""
+    disks = [client.vm("vm").disk.path for client in (one, other)]
+    subprocess.run(["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", *disks], check=True)
 
 
 class StreamsTestCase(ClusterTestCase):
@@ -42,15 +48,13 @@ class StreamsTestCase(ClusterTestCase):
         write(self.vm, 0x77, 2 * MIB, MIB)
         write(self.vm, 0x11, 11 * MIB + 512, 512)
 
-    def receive(self, stream: bytes, vm: str = "vm", image: str = "img") -> None:
-        self.there.receive(vm, image, io.BytesIO(stream))
+    def receive(self, stream: bytes) -> None:
+        self.there.receive("vm", "img", io.BytesIO(stream))
 
-    def assert_arrived(self, vm: str = "vm") -> None:
+    def assert_arrived(self) -> None:
         """The disks are the same on both hosts."""
-        here, there = (client.vm(vm).disk.path for client in (self.here, self.there))
-        argv = ["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", here, there]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        self.assertEqual((0, 12 * MIB), (done.returncode, self.there.vm(vm).disk.size), done.stdout + done.stderr)
+        assert_same(self.here, self.there)
+        self.assertEqual(12 * MIB, self.there.vm("vm").disk.size)
 
     def assert_refused(self, error: type[errors.VirtmanError], stream: bytes, said: str) -> None:
         refused = self.assertRaises(error, self.receive, stream)
@@ -167,22 +171,12 @@ class KilledTest(KilledTestCase):
             self.assertEqual(["first", "second"] if step == "receive:done" else ["first"], names, step)
             if step != "receive:done":
                 self.receive_changes(client)
-            self.assert_same(client)
+            assert_same(self.source, client)
             host.tear_down()
-
-    def assert_same(self, client: AgentClient) -> None:
-        here, there = (agent.vm("vm").disk.path for agent in (self.source, client))
-        subprocess.run(["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", here, there], check=True)
 
     def test_one_that_sends_leaves_no_snapshot(self) -> None:
         host = self.host("s")
-        self.receive_whole(host.start())
-        host.stop()
-        client = host.start(die_at="send:section")
-        self.assertRaises(errors.AgentUnreachable, sent, client)
-        host.wait_dead()
-        client = host.start()
-        client.repair()
+        client = self.interrupt(host, "send:section", sent, self.receive_whole)
         self.assertEqual(["first"], [one.name for one in client.snapshots("vm")])
         self.assert_nothing_left_over(host, client)
         self.assertEqual([], [*host.run.glob("stream-*")])

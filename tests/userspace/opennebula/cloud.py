@@ -6,14 +6,14 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import testtools
 from testtools.matchers import HasLength
 
 from lab.cluster import Cluster
-from lab.opennebula import Answer, Datastore, Frontend, Host, Image, Oned, Vm, driver_of, one_source
+from lab.opennebula import Answer, Datastore, Host, Image, Vm
 from lab.tools import CHECKOUT
 from tests.programs import qemu_io, require_root
 from tests.unit.virtman.scene import folder_for
+from tests.userspace.opennebula.stand import StandTestCase
 
 IMAGES, SYSTEM, OTHER_SYSTEM = 100, 0, 105
 MIB = 1 << 20
@@ -24,30 +24,18 @@ USER = "daemon"
 """As whom drivers come to hosts, and whose group the agents let in: every Debian has both, and nothing is theirs."""
 
 
-class DriversTestCase(testtools.TestCase):
-    """A test with a front end and OpenNebula's drivers of ``kind``, and hosts of a stack."""
+class DriversTestCase(StandTestCase):
+    """A test with a front end and OpenNebula's drivers, ours installed, and hosts of a stack."""
 
-    kind = "python"
     system = "ssh"
     """The driver of the system datastores."""
     stack, disk_format, disk_type, origins = "userspace", "qcow2", "FILE", "origin host-1"
-    folder: Path
-    frontend: Frontend
-    one: Oned
 
-    def start_drivers(self, folder: Path, hosts: Mapping[str, Host], source: Path | None = None) -> None:
-        """Have ``frontend`` and ``one``, in a folder, with the drivers installed and datastores made."""
-        self.folder = folder
-        self.frontend = Frontend(folder / "stand", hosts, source=source)
-        self.frontend.__enter__()
-        self.addCleanup(self.frontend.__exit__, None, None, None)
-        self.install()
-        driver = driver_of(self.frontend, self.kind)
-        driver.__enter__()
-        self.addCleanup(driver.__exit__, None, None, None)
-        self.one = Oned(self.frontend, driver)
-        self.one.system_datastore(SYSTEM, self.system)
-        self.one.system_datastore(OTHER_SYSTEM, self.system)
+    def start_drivers(self, folder: Path, hosts: Mapping[str, Host]) -> None:
+        """Start the stand in a folder, and make datastores."""
+        self.start_stand(folder, hosts)
+        for number in (SYSTEM, OTHER_SYSTEM):
+            self.one.system_datastore(number, self.system)
         self.store = self.image_datastore()
 
     def install(self) -> None:
@@ -103,9 +91,6 @@ class CloudTestCase(DriversTestCase):
         """Start it all."""
         super().setUp()
         require_root(self, "hosts are mount namespaces")
-        source = one_source() if self.kind == "ruby" else None
-        if self.kind == "ruby" and source is None:
-            self.skipTest("ONE_SOURCE does not name OpenNebula's source tree")
         self.folder = folder_for(self)
         self.cluster = Cluster(self.folder / "cluster", 3, agent_options=["--group", USER])
         self.cluster.__enter__()
@@ -117,7 +102,7 @@ class CloudTestCase(DriversTestCase):
             name: Host(self.cluster.socket(number), (self.folder / "cluster" / name,), USER)
             for number, name in enumerate(self.cluster.names)
         }
-        self.start_drivers(self.folder, hosts, source)
+        self.start_drivers(self.folder, hosts)
 
     def link(self, vm: Vm, disk: int) -> Path:
         """The link to a disk in the VM's folder on its host, as seen from outside."""

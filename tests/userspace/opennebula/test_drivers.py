@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from lab.opennebula import Answer, driver_of
+from lab.opennebula import Answer, Host, driver_of
 from lab.opennebula.pool import request
+from tests.programs import require_root
+from tests.unit.virtman.scene import folder_for
 from tests.userspace.opennebula.stand import WITH_SOURCE, StandTestCase
 
 pytestmark = pytest.mark.long
@@ -48,6 +50,10 @@ class DriverContract:
     class Test(StandTestCase):
         def setUp(self) -> None:
             super().setUp()
+            require_root(self, "hosts are mount namespaces")
+            folder = folder_for(self)
+            hosts = {name: Host(private=(folder / "private" / name,)) for name in ("host-1", "host-2")}
+            self.start_stand(folder, hosts)
             self.store = self.one.image_datastore(100, "probe", "probe")
             for kind, names in SCRIPTS.items():
                 folder = self.frontend.remotes / kind / "probe"
