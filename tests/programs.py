@@ -1,7 +1,8 @@
-"""Programs that tests run: whether they are there, and qemu-io, which reads and writes disks as a VM's QEMU would."""
+"""Programs that tests need or run, and qemu-io, which reads and writes disks as a VM's QEMU would."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -44,3 +45,22 @@ def qemu_io(disk: Path | str, *commands: str, options: Sequence[str] = ("-f", "q
     said = done.stdout + done.stderr
     if done.returncode != 0 or "failed" in said:
         raise AssertionError(said)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and more than a zombie (proc(5))."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def private_daemons(parent: int) -> list[int]:
+    """The storage daemons that a process has for itself."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            its_parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if its_parent == parent and b"qemu-storage-daemon\0--chardev" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -138,17 +137,6 @@ class HostProcess:
     def daemons(self) -> dict[int, str]:
         """Processes that serve this host's images: command line by process id."""
         return {pid: line for pid, line in processes_of(self.run).items() if "qemu-storage-daemon" in line}
-
-    def children(self, words: str) -> list[int]:
-        """The agent's processes with this in their command line."""
-        assert self._process is not None
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == self._process.pid and words.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-        return found
 
     def kill_daemons(self) -> None:
         """SIGKILL to all storage daemons of this host."""

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from tests.patience import wait_until
-from tests.programs import require_root
+from tests.programs import private_daemons, require_root
 from tests.sweeps import kills
 from tests.userspace.test_agent_killed import KilledTestCase
 from tests.userspace.test_cluster import ClusterTestCase
@@ -216,18 +216,15 @@ class CallerTest(StreamsTestCase):
     def test_a_storage_daemon_that_is_killed_costs_the_stream_and_nothing_else(self) -> None:
         write(self.vm, 0x66, 4 * MIB, 4 * MIB)
         rest = self.received_slowly(errors.DriverTrouble, 3 * MIB)
-        wait_until(self.daemons, "the disk is being written")
-        for pid in self.daemons():
+        agent = self.there.status().pid
+        wait_until(lambda: private_daemons(agent), "the disk is being written")
+        for pid in private_daemons(agent):
             os.kill(pid, signal.SIGKILL)
         rest.set()
         wait_until(lambda: self.there.vms() == [], "the VM is gone")
         self.assert_nothing_left()
         self.receive(sent(self.here))
         self.assert_arrived()
-
-    def daemons(self) -> list[int]:
-        """Storage daemons that the agent which receives has for itself."""
-        return self.other.children("chardev=monitor")
 
     def test_a_source_may_say_nothing_for_longer_than_a_call_may_take(self) -> None:
         stream = sent(self.here)

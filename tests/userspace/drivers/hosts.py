@@ -59,6 +59,11 @@ class Host:
         self.attach.close()
         self.export.close()
 
+    def restart(self) -> None:
+        """Make the driver objects anew over what goes on, as the next agent does."""
+        self.let_go()
+        self.start()
+
     def remove(self) -> None:
         """Stop everything that this host has, whoever made it."""
         self.let_go()

@@ -188,14 +188,10 @@ class OtherContentTest(RouteCase):
 
 
 class RestartTest(RouteCase):
-    def restart(self) -> None:
-        self.h.let_go()
-        self.h.start()
-
     def test_new_driver_keeps_the_route_in_use(self) -> None:
         self.h.join(self.image, [self.b])
         before = self.h.daemon(self.image).pid
-        self.restart()
+        self.h.restart()
         self.h.join(self.image, [self.a, self.b])
         self.assertEqual(self.b.socket(self.image), self.route())
         self.assertEqual(before, self.h.daemon(self.image).pid)
@@ -203,7 +199,7 @@ class RestartTest(RouteCase):
     def test_new_driver_leaves_a_parent_that_is_not_wanted_any_more(self) -> None:
         self.h.join(self.image, [self.b])
         before = self.h.daemon(self.image).pid
-        self.restart()
+        self.h.restart()
         self.h.join(self.image, [self.a])
         self.assertEqual(self.a.socket(self.image), self.route())
         self.assertNotEqual(before, self.h.daemon(self.image).pid)

@@ -173,8 +173,7 @@ class FullDiskTest(HostCase):
         self.small_file_system(h.place.state, 48 * MIB)
         self.addCleanup(h.remove)
         h.place = replace(h.place, reserve=4 * MIB)
-        h.let_go()
-        h.start()
+        h.restart()
         large = h.place.state / "large"
         large.write_bytes(bytes(32 * MIB))
         images = [self.make_image(8 * MIB, name) for name in ("one", "two")]
@@ -189,8 +188,7 @@ class FullDiskTest(HostCase):
             return sum(h.held(image) for image, _ in images)
 
         self.assertGreater(held_after_reading_all(), 0)
-        h.let_go()
-        h.start()
+        h.restart()
         large.unlink()
         wait_until(lambda: held_after_reading_all() == 2 * 8 * MIB)
 

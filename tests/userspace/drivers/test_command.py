@@ -15,6 +15,7 @@ import testtools
 from drivers.errors import CommandFailed, CommandTimedOut, ToolMissing
 from drivers.host.command import run, tool
 from tests.patience import PATIENCE, wait_until
+from tests.programs import is_running
 
 TRANSLATED = """
 from drivers.host.command import run
@@ -27,14 +28,6 @@ def catalog(message: bytes, translated: bytes) -> bytes:
     at = 44
     header = [0x950412DE, 0, 1, 28, 36, 0, at, len(message), at, len(translated), at + len(message) + 1]
     return struct.pack("=11I", *header) + message + b"\0" + translated + b"\0"
-
-
-def lives(pid: int) -> bool:
-    """Whether a process runs: it is there, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class CommandTest(testtools.TestCase):
@@ -65,7 +58,7 @@ class CommandTest(testtools.TestCase):
         script = "echo $$; sleep 3600 & echo $!; sleep 3600"
         error = self.assertRaises(CommandTimedOut, run, ["sh", "-c", script], timeout=5)
         self.assertEqual(2, len(error.stdout.split()))
-        wait_until(lambda: not any(lives(int(pid)) for pid in error.stdout.split()))
+        wait_until(lambda: not any(is_running(int(pid)) for pid in error.stdout.split()))
 
     def test_program_that_closes_its_outputs_and_stays_is_killed(self) -> None:
         self.assertRaises(CommandTimedOut, run, ["sh", "-c", "exec >&- 2>&-; sleep 3600"], timeout=0.2)

@@ -37,8 +37,7 @@ class AdoptionCase(HostCase):
     def assert_left_alone(self, process: subprocess.Popen[bytes]) -> None:
         """The process is not among our daemons, and an agent that starts and stops the image does not touch it."""
         self.assertEqual({}, daemon.running(self.folder))
-        self.h.let_go()
-        self.h.start()
+        self.h.restart()
         self.assertEqual(frozenset(), self.h.export.existing())
         self.h.export.withdraw("img")
         self.assertIsNone(process.poll())

@@ -16,7 +16,7 @@ from drivers.nbd.endpoints import socket_of
 from drivers.nbd.probe import Client
 from drivers.qemu import daemon, uring
 from tests.patience import PATIENCE, wait_until
-from tests.userspace.drivers.hosts import MIB, Host, HostCase
+from tests.userspace.drivers.hosts import MIB, HostCase
 
 
 class PublishTest(HostCase):
@@ -150,14 +150,10 @@ class DeathTest(HostCase):
 
 
 class AdoptionTest(HostCase):
-    def restarted(self, host: Host) -> None:
-        host.let_go()
-        host.start()
-
     def test_new_driver_finds_the_daemon_and_keeps_it(self) -> None:
         image, file, (host,) = self.chain(0)
         before = host.daemon(image).pid
-        self.restarted(host)
+        host.restart()
         self.assertTrue(host.export.serving(image.name))
         host.export.reserve(image.name)
         host.serve_file(image, file)
@@ -166,7 +162,7 @@ class AdoptionTest(HostCase):
 
     def test_new_driver_is_told_of_the_death_of_an_old_daemon(self) -> None:
         image, file, (host,) = self.chain(0)
-        self.restarted(host)
+        host.restart()
         host.kill_daemon(image)
         wait_until(lambda: host.died == [image.name])
         host.serve_file(image, file)

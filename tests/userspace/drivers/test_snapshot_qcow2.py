@@ -32,7 +32,7 @@ from drivers.snapshot.ranges import allocated
 from tests.contracts.drivers import path_of
 from tests.limits import killed_at_its_end
 from tests.patience import PATIENCE, wait_until
-from tests.programs import qemu_io, require, require_root
+from tests.programs import is_running, private_daemons, qemu_io, require, require_root
 from tests.userspace.drivers.hosts import MIB, HostCase
 from tests.userspace.drivers.qemus import Vm, stranger
 
@@ -48,18 +48,6 @@ SNAPSHOTS: Mapping[str, Content] = {"p1": {0: 1, 1: 1}, "p2": {0: 2, 1: 1, 2: 2}
 
 class Cut(BaseException):
     """The agent dies here."""
-
-
-def own_daemons() -> list[int]:
-    """Private storage daemons of this process."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdecimal() and b"qemu-storage-daemon\0--chardev" in (entry / "cmdline").read_bytes():
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-                if int(parent) == os.getpid():
-                    found.append(int(entry.name))
-    return found
 
 
 @contextlib.contextmanager
@@ -162,7 +150,7 @@ class SnapshotCase(HostCase):
         needed |= {layer.path.name for layer in layers.chain()}
         needed |= {"disk.qcow2", "snapshots.json"}
         self.assertEqual(needed, {path.name for path in layers.folder.iterdir()} | {"snapshots.json"})
-        self.assertEqual([], own_daemons())
+        self.assertEqual([], private_daemons(os.getpid()))
 
     def with_snapshots(self, vm: str, count: int, running: Vm | None = None) -> dict[str, Content]:
         """Snapshots p1, p2, … of a disk, and what each holds; each overwrites block 0 and writes a block of its own."""
@@ -196,15 +184,11 @@ class CreateTest(SnapshotCase):
         qemu_io(path_of(disk), "write 512k 4k")
         self.assertEqual(0, host.held(self.image))
 
-    def test_full_disk_is_refused(self) -> None:
-        self.small_file_system(self.store.folder, MIB // 2)
-        self.assertRaises(NoSpace, self.created)
-        self.assertEqual([], self.left())
-
-    def test_disk_that_cannot_be_written_leaves_nothing(self) -> None:
-        self.small_file_system(self.store.folder, 8 * MIB, files=0)
-        self.assertRaises(NoSpace, self.created)
-        self.assertEqual(frozenset(), self.h.snapshot.existing())
+    def test_a_disk_for_which_there_is_no_room_leaves_nothing(self) -> None:
+        for size, files in ((MIB // 2, 1000), (8 * MIB, 0)):
+            self.small_file_system(self.store.folder, size, files)
+            self.assertRaises(NoSpace, self.created)
+            self.assertEqual(([], frozenset()), (self.left(), self.h.snapshot.existing()))
 
     def test_disk_that_was_not_made_to_the_end_leaves_nothing(self) -> None:
         with killed_at_its_end("qemu-img"):
@@ -433,16 +417,21 @@ class RunningTest(SnapshotCase):
 class CrashTest(SnapshotCase):
     """An agent that dies at any step; what is written then is kept, and the call is repeated by the next one."""
 
-    def cuts(self, call: Callable[[str, Monitor | None], object], *, runs: bool) -> Iterator[tuple[str, Vm | None]]:
+    def cuts(
+        self, call: Callable[[str, Monitor | None], object], *, runs: bool = False, clone: str | None = None
+    ) -> Iterator[tuple[str, Vm | None]]:
         """Disks with snapshots p1 to p3 whose call was cut off, at one step after the other; the VM runs on, if it
-        did."""
+        did. ``clone``: what a clone of p2 is called that was made before.
+        """
         for number in itertools.count(1):
             vm = self.create()
             running = self.start(vm) if runs else None
             self.with_snapshots(vm, 3, running)
+            if clone is not None:
+                self.make().clone(vm, "p2", clone)
             with cut_at(number) as steps, contextlib.suppress(Cut):
                 call(vm, running)
-            self.assertEqual([], own_daemons())
+            self.assertEqual([], private_daemons(os.getpid()))
             yield vm, running
             if running is not None:
                 running.kill()
@@ -503,12 +492,32 @@ class CrashTest(SnapshotCase):
             )
 
     def test_reverting(self) -> None:
-        for vm, _ in self.cuts(lambda vm, _monitor: self.make().revert(vm, "p1"), runs=False):
+        for vm, _ in self.cuts(lambda vm, _monitor: self.make().revert(vm, "p1")):
             self.assertEqual(4 * MIB, self.make().open(vm).size)
             self.make().revert(vm, "p1")
             self.assert_holds(self.make().open(vm).path, SNAPSHOTS["p1"])
             self.assert_tidy(vm)
             self.assert_snapshots(vm, SNAPSHOTS)
+
+    def test_cloning(self) -> None:
+        for vm, _ in self.cuts(lambda vm, _monitor: self.make().clone(vm, "p2", "new")):
+            self.assertIn(self.make().existing(), ({vm}, {vm, "new"}))
+            self.make().clone(vm, "p2", "new")
+            self.write(self.layers("new").path, 7, 7)
+            self.assert_holds(self.make().open("new").path, {**SNAPSHOTS["p2"], 7: 7})
+            self.assert_snapshots(vm, SNAPSHOTS)
+            self.make().delete(vm)
+            self.assert_holds(self.make().open("new").path, {**SNAPSHOTS["p2"], 7: 7})
+            self.make().delete("new")
+
+    def test_deleting_what_others_share(self) -> None:
+        for vm, _ in self.cuts(lambda vm, _monitor: self.make().delete(vm), clone="new"):
+            self.make().take("new", "own", None)
+            self.make().drop("new", "own", None)
+            self.assert_holds(self.make().open("new").path, SNAPSHOTS["p2"])
+            self.make().delete(vm)
+            self.assert_holds(self.make().open("new").path, SNAPSHOTS["p2"])
+            self.make().delete("new")
 
     def test_a_private_daemon_is_killed_while_it_merges(self) -> None:
         """Also just before its end, when it has named another backing in the file."""
@@ -518,7 +527,7 @@ class CrashTest(SnapshotCase):
             del snapshots["p2"]
             with killed_before(command), contextlib.suppress(DriverError):
                 self.make().drop(vm, "p2", None)
-            self.assertEqual([], own_daemons())
+            self.assertEqual([], private_daemons(os.getpid()))
             self.assert_snapshots(vm, snapshots)
             self.make().drop(vm, "p2", None)
             self.assert_snapshots(vm, snapshots)
@@ -530,36 +539,22 @@ class CrashTest(SnapshotCase):
         if agent == 0:
             with monitors.private_daemon() as client:
                 client.execute("blockdev-add", {"driver": "null-co", "node-name": "n"})
-                (self.root / "pid").write_text(str(client_pid(os.getpid())))
+                [daemon] = private_daemons(os.getpid())
+                (self.root / "pid").write_text(str(daemon))
                 (self.root / "pid").rename(self.root / "ready")
                 signal.pause()
         wait_until((self.root / "ready").exists)
         daemon = int((self.root / "ready").read_text())
-        self.assertTrue(runs(daemon))
+        self.assertTrue(is_running(daemon))
         os.kill(agent, signal.SIGKILL)
         os.waitpid(agent, 0)
-        wait_until(lambda: not runs(daemon))
+        wait_until(lambda: not is_running(daemon))
 
 
 def waits_for_a_lock() -> bool:
     """Whether a thread of this process waits for a lock of a file (proc(5), /proc/locks)."""
     waiting = (line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
     return any(words[words.index("->") + 4] == str(os.getpid()) for words in waiting)
-
-
-def client_pid(parent: int) -> int:
-    """The only private daemon of a process."""
-    assert parent == os.getpid()
-    (pid,) = own_daemons()
-    return pid
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there, and more than a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 @contextlib.contextmanager
@@ -571,7 +566,7 @@ def killed_before(command: str) -> Iterator[None]:
         if name == "block-stream":
             streamed.append(name)
         if name == command and streamed:
-            for pid in own_daemons():
+            for pid in private_daemons(os.getpid()):
                 os.kill(pid, signal.SIGKILL)
         return execute(self, name, arguments)
 
@@ -800,41 +795,6 @@ class CloneTest(SnapshotCase):
             self.make().delete(vm)
             if snapshots:
                 self.assert_holds(link, {**last, 7: 7})
-
-    @pytest.mark.long
-    def test_cloning_is_cut_off_anywhere(self) -> None:
-        for number in itertools.count(1):
-            vm, new = self.source(), next(self.names)
-            with cut_at(number) as steps, contextlib.suppress(Cut):
-                self.make().clone(vm, "p2", new)
-            self.assertIn(self.make().existing(), ({vm}, {vm, new}))
-            self.make().clone(vm, "p2", new)
-            self.write(self.layers(new).path, 7, 7)
-            self.assert_holds(self.make().open(new).path, {**SNAPSHOTS["p2"], 7: 7})
-            self.assert_snapshots(vm, SNAPSHOTS)
-            self.make().delete(vm)
-            self.assert_holds(self.make().open(new).path, {**SNAPSHOTS["p2"], 7: 7})
-            self.make().delete(new)
-            self.assertEqual([], self.left())
-            if len(steps) < number:
-                break
-
-    @pytest.mark.long
-    def test_deleting_what_others_share_is_cut_off_anywhere(self) -> None:
-        for number in itertools.count(1):
-            vm, new = self.source(), next(self.names)
-            self.make().clone(vm, "p2", new)
-            with cut_at(number) as steps, contextlib.suppress(Cut):
-                self.make().delete(vm)
-            self.make().take(new, "own", None)
-            self.make().drop(new, "own", None)
-            self.assert_holds(self.make().open(new).path, SNAPSHOTS["p2"])
-            self.make().delete(vm)
-            self.assert_holds(self.make().open(new).path, SNAPSHOTS["p2"])
-            self.make().delete(new)
-            self.assertEqual([], self.left())
-            if len(steps) < number:
-                break
 
     def while_merging(self, command: str, act: Callable[[str], None]) -> None:
         """Begin something with a VM's disk when its QEMU gets a command while p2 is dropped, and await its end.
