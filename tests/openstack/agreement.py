@@ -78,10 +78,6 @@ class AgreeingTest(ComputesTest):
                 found.append(f"{node}: attachments, notes and published images are {whole}")
         return found
 
-    def image(self) -> str:
-        """The image that stands for the base."""
-        return f"cinder-{self.volume}"
-
     def _attachments(self, node: str) -> list[str]:
         from nova.virtman import origins
 

@@ -27,7 +27,7 @@ from os_brick.initiator.connectors.local import LocalConnector
 from lab.cluster import Cluster, tool
 from lab.tools import run
 from tests.openstack.cinder import Cinder
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from virtman.client import AgentClient
 
 BASE_SIZE = 16 << 20
@@ -243,10 +243,7 @@ class ComputesTest(base.ServersTestBase):  # type: ignore[misc]
 
     def soon(self, condition: Callable[[], bool]) -> None:
         """Wait for what hosts do by themselves."""
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            self.assertLess(time.monotonic(), end, "the condition is still false")
-            time.sleep(0.05)
+        wait_until(condition)
 
     def act(self, server: dict[str, Any], action: dict[str, Any], state: str) -> None:
         """One action of the API; returns when the server has this state."""
@@ -264,6 +261,10 @@ class ComputesTest(base.ServersTestBase):  # type: ignore[misc]
         error = self.assertRaises(OpenStackApiException, call)
         self.assertEqual(400, error.response.status_code)
         return str(json.loads(error.response.content)["badRequest"]["message"])
+
+    def image(self) -> str:
+        """The image that stands for the base."""
+        return f"cinder-{self.volume}"
 
     def images(self) -> dict[str, list[str]]:
         """The origins of each image that Volt lists."""

@@ -15,9 +15,6 @@ from tests.openstack.computes import CONNECT, ComputesTest, sha256
 class BaseTest(ComputesTest):
     """What compute hosts do with Cinder."""
 
-    def image(self) -> str:
-        return f"cinder-{self.volume}"
-
     def fault(self, **more: Any) -> str:
         """Boot a server, which fails. Returns the message that its user reads."""
         server = self.boot(state="ERROR", **more)

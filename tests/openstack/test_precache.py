@@ -13,5 +13,5 @@ class PrecacheTest(ComputesTest):
         self.cinder.volumes[other]["volume_image_metadata"]["image_id"] = "another"
         (node,) = self.cluster.names
         self.computes[node].manager.cache_images(self.admin, [GLANCE_IMAGE])
-        self.assertEqual({f"cinder-{self.volume}": [node]}, self.images())
+        self.assertEqual({self.image(): [node]}, self.images())
         self.assertEqual([], self.all_disks())

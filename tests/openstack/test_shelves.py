@@ -36,4 +36,4 @@ class ShelfTest(ServerCase):
         self.assertEqual(2, len(self.images()))
         self._delete_server(self.server)
         self.all_upkeep()
-        self.soon(lambda: [*self.images()] == [f"cinder-{self.volume}"])
+        self.soon(lambda: [*self.images()] == [self.image()])

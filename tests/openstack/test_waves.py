@@ -22,16 +22,14 @@ class WaveTest(ComputesTest):
         self.assertIn(server["id"], [found["id"] for found in servers])
         self.assertEqual(20, len(servers))
         self.assertEqual(sorted(found["id"] for found in servers), self.all_disks())
-        self.assertEqual(1, len(self.images()[f"cinder-{self.volume}"]))
+        self.assertEqual(1, len(self.images()[self.image()]))
         self.assertEqual(1, len(self.cinder.attachments))
         self.assertEqual(1, [name for name, _ in self.cinder.calls].count("attachment_complete"))
         for found in servers:
             self._delete_server(found)
         self.assertEqual([], self.all_disks())
 
-    def test_servers_boot_from_a_snapshot_of_a_base_by_one_volume_for_all_and_have_the_size_asked_for(
-        self,
-    ) -> None:
+    def test_servers_boot_from_a_snapshot_of_a_base_by_one_volume_for_all_and_have_the_size_asked_for(self) -> None:
         snapshot = self.cinder.add_snapshot(self.volume)
         request = self.request(min_count=3, max_count=3)
         (device,) = request["block_device_mapping_v2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import testtools
 
 from drivers.nbd.probe import listens
 from lab.process import processes_of
+from tests.others import GROUP, as_nobody
 from tests.patience import PATIENCE, wait_until
 from tests.programs import require
 from tests.unit.virtman.scene import folder_for
@@ -188,6 +190,10 @@ class HostsTestCase(testtools.TestCase):
         client = host.start()
         client.repair()
         return client
+
+    def member(self, host: HostProcess, act: Act) -> str:
+        """What a call comes to that a member of the agent's group makes."""
+        return as_nobody(self, lambda: act(host.client()), (grp.getgrnam(GROUP).gr_gid,))
 
     def image_file(self, name: str = "image", size: int = 8 << 20) -> Path:
         """A file of random content to publish."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import grp
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.others import GROUP, NOBODY, as_nobody
 from tests.userspace.test_cluster import ClusterTestCase
-from virtman.client import AgentClient
 
 MIB = 1 << 20
 
@@ -23,14 +21,6 @@ class GroupTest(ClusterTestCase):
         self.h1.group = GROUP
         self.root = self.h1.start()
         self.root.vms()
-
-    def member(self, act: Callable[[AgentClient], object]) -> str:
-        """What a call of the agent comes to that a member makes."""
-
-        def call() -> object:
-            return act(AgentClient(self.h1.run / "agent.sock"))
-
-        return as_nobody(self, call, (self.gid,))
 
     def io(self, vm: str, command: str, *groups: int) -> str:
         """What QEMU says to who is in these groups and opens a VM's disk for writing, or why it does not."""
@@ -55,19 +45,19 @@ class GroupTest(ClusterTestCase):
         self.assertIn(f"wrote {MIB}/{MIB} bytes", self.io(vm, f"write -P 0x77 {2 * MIB} {MIB}", self.gid))
 
     def test_members_use_disks_whatever_becomes_of_them(self) -> None:
-        self.assertEqual("vm", self.member(lambda client: client.create("vm", "img").name))
+        self.assertEqual("vm", self.member(self.h1, lambda client: client.create("vm", "img").name))
         self.check_used("vm")
         self.assertIn("Permission denied", self.io("vm", "read 0 512"))
         for name in ("one", "two"):
-            self.member(lambda client, name=name: client.take_snapshot("vm", name))  # type: ignore[misc]
+            self.member(self.h1, lambda client, name=name: client.take_snapshot("vm", name))  # type: ignore[misc]
             self.check_used("vm")
-        self.member(lambda client: client.revert("vm", "one"))
+        self.member(self.h1, lambda client: client.revert("vm", "one"))
         self.check_used("vm")
-        self.member(lambda client: client.resize("vm", 16 * MIB))
+        self.member(self.h1, lambda client: client.resize("vm", 16 * MIB))
         self.check_used("vm")
-        self.member(lambda client: client.clone("vm", ["clone"]))
-        self.member(lambda client: client.rename("vm", "renamed"))
-        self.member(lambda client: client.delete_snapshot("renamed", "two"))
+        self.member(self.h1, lambda client: client.clone("vm", ["clone"]))
+        self.member(self.h1, lambda client: client.rename("vm", "renamed"))
+        self.member(self.h1, lambda client: client.delete_snapshot("renamed", "two"))
         for vm in ("clone", "renamed"):
             self.check_used(vm)
         self.h1.stop()
@@ -83,22 +73,22 @@ class GroupTest(ClusterTestCase):
         self.h1.group = GROUP
         self.root = self.h1.start()
         self.assertIn("Permission denied", self.io("old", "read 0 512", self.gid))
-        self.assertNotIn("Error", self.member(lambda client: client.clone("old", ["new"])))
+        self.assertNotIn("Error", self.member(self.h1, lambda client: client.clone("old", ["new"])))
         self.check_used("new")
 
     def test_a_member_exports_to_a_file_of_its_own_and_publishes_it(self) -> None:
         place = self.place()
-        self.member(lambda client: client.create("vm", "img"))
+        self.member(self.h1, lambda client: client.create("vm", "img"))
         for image_format in ("raw", "qcow2"):
             file = place / f"file.{image_format}"
-            said = self.member(lambda client, file=file: client.export_vm("vm", file, file.suffix[1:]).file)  # type: ignore[misc]
+            said = self.member(self.h1, lambda client, file=file: client.export_vm("vm", file, file.suffix[1:]).file)  # type: ignore[misc]
             self.assertEqual(str(file), said)
             found = file.stat()
             self.assertEqual((NOBODY, 0o600), (found.st_uid, found.st_mode & 0o777))
             argv = ["qemu-img", "compare", "-f", image_format, "-F", "raw", str(file), str(self.file)]
             subprocess.run(argv, check=True, capture_output=True)
-            said = self.member(lambda client, file=file: client.publish(file.suffix[1:], file).digest)  # type: ignore[misc]
+            said = self.member(self.h1, lambda client, file=file: client.publish(file.suffix[1:], file).digest)  # type: ignore[misc]
             self.assertEqual(self.root.images()[0].digest, said)
-        said = self.member(lambda client: client.export_vm("none", place / "file"))
+        said = self.member(self.h1, lambda client: client.export_vm("none", place / "file"))
         self.assertEqual("UnknownVm: vm 'none' is not on this host", said)
         self.assertEqual({"file.raw", "file.qcow2"}, {path.name for path in place.iterdir()})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import grp
 import os
 import stat
 import subprocess
 from functools import partial
 from pathlib import Path
 
-from tests.others import GROUP, as_nobody
+from tests.others import GROUP
 from tests.patience import wait_until
 from tests.sweeps import kills
 from tests.userspace.hosts import HostProcess, HostsTestCase
@@ -152,11 +151,7 @@ class MembersTest(InPlaceTestCase):
 
     def publish(self, file: Path) -> str:
         """What a member's call comes to."""
-
-        def act() -> object:
-            return AgentClient(self.origin.run / "agent.sock").publish_in_place("img", file).digest
-
-        return as_nobody(self, act, (grp.getgrnam(GROUP).gr_gid,))
+        return self.member(self.origin, lambda client: client.publish_in_place("img", file).digest)
 
     def test_a_member_cannot_lead_the_agent_to_another_file(self) -> None:
         secret = self.image_file("secret")
@@ -187,14 +182,13 @@ class MembersTest(InPlaceTestCase):
     def publish_as(self, path: Path) -> str:
         """What a member is told who passes his own file, and says another path."""
 
-        def act() -> object:
-            client = AgentClient(self.origin.run / "agent.sock")
+        def act(client: AgentClient) -> object:
             with fdpassing.opened(self.file) as fd:
                 body = {"file": str(path), "passed": True}
                 passing = partial(fdpassing.pass_to, fd=fd)
                 return client._follow(calls.PUBLISH_IN_PLACE, body, on_pipe=passing, image="img")
 
-        return as_nobody(self, act, (grp.getgrnam(GROUP).gr_gid,))
+        return self.member(self.origin, act)
 
 
 class KilledInPlaceTest(InPlaceTestCase):

@@ -65,6 +65,11 @@ class ThinCase(DiskCase):
     def left(self) -> list[str]:
         return [path.name for path in (self.folder / "thin").iterdir()]
 
+    @property
+    def records(self) -> Records[ThinDisk]:
+        """As a driver that starts finds them."""
+        return Records(self.folder / "thin", ThinDisk)
+
 
 class EveryDriverTest(disks.EveryDriver, ThinCase):
     def test_without_a_disk_there_is_no_pool(self) -> None:
@@ -110,7 +115,6 @@ class SnapshotsCase(ThinCase):
         super().setUp()
         self.create("other")
         self.path = self.create("vm1")
-        self.records = Records(self.folder / "thin", ThinDisk)
 
     def next_agent(self) -> None:
         self.driver.close()
@@ -462,16 +466,10 @@ class KilledTest(SnapshotsCase):
 
 
 class CrashTest(ThinCase):
-    def number(self, vm: str = "vm1") -> int:
-        return self.records().read(vm).number
-
-    def records(self) -> Records[ThinDisk]:
-        return Records(self.folder / "thin", ThinDisk)
-
     def test_a_volume_that_is_gone_does_not_come_back_empty(self) -> None:
         self.create("vm1")
         devmapper.remove(DISK_PREFIX + "vm1")
-        devmapper.message(POOL, f"delete {self.number()}")
+        devmapper.message(POOL, f"delete {self.records.read('vm1').number}")
         for call in (self.driver.open, self.create):
             self.assertIn("is gone from the disks' pool", str(self.assertRaises(BadDisk, call, "vm1")))
 

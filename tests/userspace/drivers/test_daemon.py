@@ -15,7 +15,7 @@ from tests.userspace.drivers.hosts import HostCase
 NOBODY = 65534
 
 
-class AdoptionCase(HostCase):
+class AdoptionTest(HostCase):
     """A host, and processes that somebody started with the pid file of its image ``img`` on their command line."""
 
     def setUp(self) -> None:
@@ -42,8 +42,6 @@ class AdoptionCase(HostCase):
         self.h.export.withdraw("img")
         self.assertIsNone(process.poll())
 
-
-class AdoptionTest(AdoptionCase):
     def test_process_of_another_user_is_left_alone(self) -> None:
         require_root(self, "a process of another user is started")
         self.assert_left_alone(self.start(self.program, user=NOBODY))
