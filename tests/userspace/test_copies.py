@@ -52,21 +52,6 @@ class SnapshotTest(CopiesTestCase):
         self.assert_same_content(Path(self.vm.disk.path), self.now)
 
 
-class CloneTest(CopiesTestCase):
-    def test_clones_hold_the_same_and_outlive_their_source(self) -> None:
-        clones = self.client.clone("vm", ["one", "two"])
-        write(self.vm, 0x11, 0, MIB)
-        write(clones[0], 0x22, 5 * MIB, MIB)
-        self.client.destroy("vm")
-        self.assert_same_content(Path(clones[1].disk.path), self.now)
-        content = self.now.read_bytes()
-        self.now.write_bytes(content[: 5 * MIB] + b"\x22" * MIB + content[6 * MIB :])
-        self.assert_same_content(Path(clones[0].disk.path), self.now)
-        self.client.destroy("one")
-        self.client.destroy("two")
-        self.assertEqual([], list((self.h1.state / "snapshots").glob("[!.]*")))
-
-
 class ExportTest(CopiesTestCase):
     def test_the_disk_of_a_vm(self) -> None:
         for image_format in ("raw", "qcow2"):

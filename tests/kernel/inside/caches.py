@@ -15,6 +15,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.base import CacheDriver, Device, Image, Place
+from drivers.cache.bcache import BcacheCache
 from drivers.errors import CommandFailed
 from drivers.host.command import run
 from drivers.kernel import devmapper, loopdev
@@ -90,6 +91,15 @@ class CacheCase(TestCase):
             parts = [content(path, size, direct=direct, start=start, end=end) for size, start, end in ranges]
             self.assert_content(image, b"".join(parts))
         self.assertLessEqual(fetched(base) - before, AT_MOST * image.size)
+
+
+class BcacheCase(CacheCase):
+    """The cache is bcache."""
+
+    cache: BcacheCache
+
+    def new_cache(self) -> BcacheCache:
+        return BcacheCache(self.place)
 
 
 class SharedCase(CacheCase):

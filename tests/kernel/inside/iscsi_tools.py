@@ -7,6 +7,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from testtools import TestCase
 
 from drivers.errors import CommandFailed
@@ -16,6 +17,14 @@ from drivers.iscsi.names import CHAP_USER, Side, password
 from tests.kernel.inside import sgio
 
 SECRET = "of this edge"
+
+RTSLIB_WARNS = pytest.mark.filterwarnings(
+    # rtslib 2.1.75 leaves its lock file open, and calls what pyudev 0.24 no longer recommends.
+    "ignore::ResourceWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore:Will be removed in 1.0:DeprecationWarning",
+)
+"""The mark of tests in which rtslib is used."""
 
 CHECK_CONDITION = 0x02
 DATA_PROTECT = 0x07

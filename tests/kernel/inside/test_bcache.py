@@ -15,8 +15,7 @@ from drivers.cache.cachevolumes import SHIFT
 from drivers.host.command import run
 from drivers.kernel import devmapper
 from tests.kernel.inside import caches, loops
-from tests.kernel.inside.bcachecase import BcacheCase
-from tests.kernel.inside.caches import ALIGNED, AT_MOST, content, fetched, requests
+from tests.kernel.inside.caches import ALIGNED, AT_MOST, BcacheCase, content, fetched, requests
 
 SIZES = (4096, 128 << 10, 1 << 20)
 

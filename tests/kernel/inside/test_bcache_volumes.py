@@ -18,8 +18,7 @@ from drivers.cachemodels import Volume, VolumeState
 from drivers.errors import BadDisk, BadVolume, DriverError, VolumeInUse
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev
-from tests.kernel.inside.bcachecase import BcacheCase
-from tests.kernel.inside.caches import Busy, fetched
+from tests.kernel.inside.caches import BcacheCase, Busy, fetched
 from tests.kernel.inside.filesystems import small_file_system
 from tests.kernel.inside.killing import killed_at
 from tests.patience import wait_until

@@ -23,8 +23,7 @@ from drivers.errors import DeviceRefused, NotReleased
 from drivers.host.command import run
 from drivers.kernel import bcachedev, devmapper, loopdev, multipath
 from tests.contracts import drivers as contracts
-from tests.kernel.inside.bcachecase import BcacheCase
-from tests.kernel.inside.caches import Busy, content, drop_memory
+from tests.kernel.inside.caches import BcacheCase, Busy, content, drop_memory
 from tests.kernel.inside.killing import killed_at, programs_run
 from tests.patience import wait_until
 

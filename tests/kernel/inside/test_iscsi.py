@@ -31,13 +31,13 @@ from drivers.kernel import devmapper, multipath
 from drivers.kernel.multipath import Groups
 from drivers.kernel.scsi import MODEL
 from tests.contracts import drivers as contracts
-from tests.kernel.inside import iscsi_tools, rtslibwarns
+from tests.kernel.inside import iscsi_tools
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import SECRET
 from tests.limits import no_more_files
 from tests.patience import PATIENCE, wait_until
 
-pytestmark = rtslibwarns.IGNORED
+pytestmark = iscsi_tools.RTSLIB_WARNS
 
 HOST = socket.gethostname()
 IP = "127.0.0.1"

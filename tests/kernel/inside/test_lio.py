@@ -21,12 +21,12 @@ from drivers.host.command import run
 from drivers.iscsi.names import target_name
 from drivers.kernel import devmapper, loopdev
 from tests.contracts import drivers as contracts
-from tests.kernel.inside import iscsi_tools, rtslibwarns
+from tests.kernel.inside import iscsi_tools
 from tests.kernel.inside.folders import state_folder
 from tests.kernel.inside.iscsi_tools import CHECK_CONDITION, DATA_PROTECT, SECRET, log_in, log_out
 from tests.patience import PATIENCE, wait_until
 
-pytestmark = rtslibwarns.IGNORED
+pytestmark = iscsi_tools.RTSLIB_WARNS
 
 HOST = socket.gethostname()
 IP = "127.0.0.1"

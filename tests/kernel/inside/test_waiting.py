@@ -15,11 +15,11 @@ from drivers.cache.bcache import BcacheCache
 from drivers.cache.dmcache import DmCache
 from drivers.export.lio import LioExport
 from drivers.snapshot.dmthin import DmThinDisks
-from tests.kernel.inside import iscsi_tools, rtslibwarns
+from tests.kernel.inside import iscsi_tools
 from tests.kernel.inside.folders import state_folder
 from tests.patience import PATIENCE
 
-pytestmark = rtslibwarns.IGNORED
+pytestmark = iscsi_tools.RTSLIB_WARNS
 
 IP = "127.0.0.1"
 SIZE = 4 << 20

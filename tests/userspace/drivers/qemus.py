@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from drivers.base import Device
 from drivers.qemu.monitor import Client
@@ -20,6 +20,17 @@ PROGRAM = "qemu-system-x86_64"
 _EMPTY = [PROGRAM, "-nodefaults", "-display", "none"]
 
 
+def monitored(*options: str, said: IO[bytes] | int) -> tuple[subprocess.Popen[bytes], Client]:
+    """A QEMU with these options, whose output goes to ``said``, and its monitor."""
+    ours, its = socket.socketpair()
+    argv = [*_EMPTY, "-M", "q35", "-accel", "tcg", *options]
+    argv += ["-chardev", f"socket,id=monitor,fd={its.fileno()}", "-mon", "chardev=monitor,mode=control"]
+    # What qemu-io's commands say goes to the standard output, which is no terminal here.
+    process = subprocess.Popen(["stdbuf", "-oL", *argv], stdout=said, pass_fds=[its.fileno()])
+    its.close()
+    return process, Client(ours)
+
+
 class Vm:
     """A VM with a disk as the agent gives it one, that wrote nothing by itself; it has no guest.
 
@@ -27,18 +38,12 @@ class Vm:
     """
 
     def __init__(self, device: Device, *, running: bool = False) -> None:
-        ours, its = socket.socketpair()
         node = json.dumps({**(device.node or {}), "node-name": "virtman-disk-node"})
         disk = "virtio-blk-pci,id=virtman-disk,drive=virtman-disk-node,iothread=io,werror=stop,rerror=stop,bootindex=1"
-        argv = [*_EMPTY, "-M", "q35", "-accel", "tcg", "-object", "iothread,id=io", "-blockdev", node, "-device", disk]
-        argv += ["-chardev", f"socket,id=monitor,fd={its.fileno()}", "-mon", "chardev=monitor,mode=control"]
+        options = ["-object", "iothread,id=io", "-blockdev", node, "-device", disk, *([] if running else ["-S"])]
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        # What qemu-io's commands say goes to the standard output, which is no terminal here.
-        argv = ["stdbuf", "-oL", *argv, *([] if running else ["-S"])]
-        self._process = subprocess.Popen(argv, stdout=self._said, pass_fds=[its.fileno()])
-        its.close()
+        self._process, self.monitor = monitored(*options, said=self._said)
         self._read = 0
-        self.monitor = Client(ours)
 
     def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
         """As the agent's monitor of a VM."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ from drivers.qemu.monitor import Client, private_node
 from drivers.qemu.nodes import Nodes
 from tests.patience import PATIENCE
 from tests.programs import require
+from tests.userspace.drivers.qemus import PROGRAM, monitored
 
-QEMU = "qemu-system-x86_64"
 MIB = 1 << 20
 
 
@@ -43,27 +42,19 @@ class CutMonitor:
 class HotplugTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        require(self, QEMU)
+        require(self, PROGRAM)
         folder = tempfile.TemporaryDirectory(dir="/tmp", prefix="hotplug-")
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def qemu(self, *options: str) -> Client:
-        """A QEMU with a controller, whose processors stand still."""
-        ours, its = socket.socketpair()
-        self.addCleanup(ours.close)
-        arguments = [QEMU, "-machine", "q35", "-accel", "tcg", "-S", "-display", "none", "-nodefaults", *options]
-        arguments += ["-chardev", f"socket,id=monitor,fd={its.fileno()}", "-mon", "chardev=monitor,mode=control"]
-        process = subprocess.Popen(arguments, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+    def with_controller(self) -> Client:
+        """The monitor of a QEMU with a controller, whose processors stand still."""
+        options = ["-S", "-device", f"virtio-scsi-pci,id={CONTROLLER}"]
+        process, monitor = monitored(*options, said=subprocess.DEVNULL)
+        self.addCleanup(monitor.close)
         self.addCleanup(process.wait, PATIENCE)
         self.addCleanup(process.kill)
-        its.close()
-        client = Client(ours)
-        self.addCleanup(client.close)
-        return client
-
-    def with_controller(self) -> Client:
-        return self.qemu("-device", f"virtio-scsi-pci,id={CONTROLLER}")
+        return monitor
 
     def file(self, name: str) -> BlockNode:
         path = self.folder / name
