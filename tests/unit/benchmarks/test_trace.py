@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from testtools import ExpectedException, TestCase
 
 from benchmarks.errors import BadTrace
-from benchmarks.trace import (
-    Read,
-    boot_set_bytes,
-    clusters,
-    first_touches,
-    parse_nbdkit_log,
-    untouched_offset,
-)
+from benchmarks.trace import Read, boot_set_bytes, clusters, first_touches, parse_nbdkit_log, untouched_offset
 
 LOG = """\
 2026-01-02 08:24:13.340357 Preconnect id=1 readonly=1 ...

@@ -18,16 +18,7 @@ from opennebula_tm.installer.cli import main
 from opennebula_tm.installer.console import Console, Done
 from opennebula_tm.installer.errors import Refused
 from opennebula_tm.installer.frontend import Places
-from tests.unit.opennebula_tm.scene import (
-    ONED,
-    PROBE,
-    CommandsDouble,
-    Scene,
-    Terminal,
-    tree,
-    was_cut,
-    write,
-)
+from tests.unit.opennebula_tm.scene import ONED, PROBE, CommandsDouble, Scene, Terminal, tree, was_cut, write
 from tests.unit.opennebula_tm.test_registration import FORMS
 from tests.unit.virtman.scene import folder_for
 

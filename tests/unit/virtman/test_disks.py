@@ -9,14 +9,7 @@ from drivers.errors import DiskInUse, DriverError, NotPossible
 from tests.doubles.drivers import Disk
 from tests.unit.virtman.scene import NOW, Scene
 from virtman import booting, creating, disks, renaming
-from virtman.errors import (
-    BadRequest,
-    BadSize,
-    UnknownSnapshot,
-    UnknownVm,
-    VmExists,
-    VmRuns,
-)
+from virtman.errors import BadRequest, BadSize, UnknownSnapshot, UnknownVm, VmExists, VmRuns
 from virtman.records import CRASH, FROZEN, OFF, REVERT, Boot, Snapshot, VmRecord
 
 MIB = 1 << 20

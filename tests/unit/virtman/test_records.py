@@ -14,15 +14,7 @@ from tests.doubles.volt import digest_of
 from tests.limits import no_more_files
 from tests.unit.virtman.scene import damage, folder_for
 from virtman.errors import HostTrouble, StateDamaged
-from virtman.records import (
-    Boot,
-    ImageRecord,
-    RecordStore,
-    Role,
-    Snapshot,
-    State,
-    VmRecord,
-)
+from virtman.records import Boot, ImageRecord, RecordStore, Role, Snapshot, State, VmRecord
 
 
 def vm(name: str = "web", **more: object) -> VmRecord:

@@ -46,10 +46,7 @@ class RenameTest(TestCase):
         record = self.scene.vms.record("new")
         self.assertEqual(["new"], self.names())
         self.assertEqual(before.model_copy(update={"name": "new", "was": "vm"}), record)
-        self.assertEqual(
-            {"new": "precious"},
-            {name: disk.writes for name, disk in self.scene.host.disks.items()},
-        )
+        self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in self.scene.host.disks.items()})
         self.assertEqual({"new"}, self.scene.machines.files)
         booting.start(self.scene.vms, "new")
         self.assertEqual({"new": before.uuid}, self.scene.machines.uuids)
@@ -141,10 +138,7 @@ class RenameCutOffTest(CutOff):
             if scene.vms.records.get("vm") is not None:
                 renaming.rename(scene.vms, "vm", "new")
             self.assertEqual(["new"], [record.name for record in scene.vms.records.all()])
-            self.assertEqual(
-                {"new": "precious"},
-                {name: disk.writes for name, disk in scene.host.disks.items()},
-            )
+            self.assertEqual({"new": "precious"}, {name: disk.writes for name, disk in scene.host.disks.items()})
             booting.start(scene.vms, "new")
             self.assertEqual({"new": scene.vms.record("new").uuid}, scene.machines.uuids)
             scene.check(self)

@@ -16,14 +16,7 @@ from tests.doubles.drivers import unnoticed
 from tests.doubles.volt import child, digest_of, parent, secret_of
 from tests.unit.virtman.scene import Scene
 from virtman import creating, following, hosting, origins, serving
-from virtman.errors import (
-    Conflict,
-    ContentChanged,
-    CoordinatorDown,
-    ImageExists,
-    ImageInUse,
-    Suspended,
-)
+from virtman.errors import Conflict, ContentChanged, CoordinatorDown, ImageExists, ImageInUse, Suspended
 from virtman.records import ImageRecord, Role
 from volt.client import Child
 

@@ -188,10 +188,7 @@ class Returning(TestCase):
             self.assertNotIn("h1", tree.parents(tree.join(f"late{number}")))
 
     def test_it_gets_normal_parents_when_the_last_host_that_may_read_from_it_confirmed_or_left(self) -> None:
-        for end in (
-            lambda tree: None,
-            lambda tree: tree.leave("h3"),
-        ):
+        for end in (lambda tree: None, lambda tree: tree.leave("h3")):
             tree = grown(7)
             tree.leave("h1")
             tree.join("h1")
