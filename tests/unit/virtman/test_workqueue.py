@@ -81,20 +81,25 @@ class WorkQueueTest(TestCase):
             pause.wait(PAUSE)
         self.fail(why)
 
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass, and have the queue see it."""
+    def wake_and_wait(self, key: str, *, now: bool = False, ask: str = "") -> None:
+        """Wake a key, and wait until nothing is done for it."""
+        self.queue.wake(key, now=now, ask=ask)
+        self.quiet(key)
+
+    def pass_time(self, seconds: float, *keys: str) -> None:
+        """Let time pass, have the queue see it, and wait until nothing is done for the keys."""
         self.clock.advance(seconds)
         self.give("time")
-        self.queue.wake("time")
-        self.quiet("time")
+        self.wake_and_wait("time")
+        for key in keys:
+            self.quiet(key)
 
 
 class OrderTest(WorkQueueTest):
     def test_a_key_that_is_woken_is_brought_in_order_step_by_step(self) -> None:
         for pool in Pool:
             work = self.give("a", None, None, None, pool=pool, on_demand=True)
-            self.queue.wake("a")
-            self.quiet("a")
+            self.wake_and_wait("a")
             self.assertEqual((3, 4), (work.done, work.looks), "it is looked at until there is nothing to do")
             self.pass_time(CALM + 1)
 
@@ -105,8 +110,7 @@ class OrderTest(WorkQueueTest):
             for _ in range(3):
                 self.queue.wake(pool)
             self.give("b", None)
-            self.queue.wake("b")
-            self.quiet("b")
+            self.wake_and_wait("b")
             self.assertFalse(work.running.is_set())
             work.go.set()
             self.quiet(pool)
@@ -150,65 +154,51 @@ class OrderTest(WorkQueueTest):
         """Whether all of this work was looked at, and as much of it runs as there are threads."""
         return all(work.looks for work in waiting) and sum(work.running.is_set() for work in waiting) >= threads
 
-
-class ForgetTest(WorkQueueTest):
     def test_a_key_in_order_is_forgotten(self) -> None:
         self.give("a", None)
-        self.queue.wake("a")
-        self.quiet("a")
+        self.wake_and_wait("a")
         self.pass_time(CALM + 1)
         for _ in range(2):
-            self.queue.wake("a")
-            self.quiet("a")
+            self.wake_and_wait("a")
         self.assertNotIn("a", self.queue._entries)
 
 
 class FailureTest(WorkQueueTest):
     def fail_once(self, key: str = "a") -> Work:
         work = self.give(key, CoordinatorDown("nobody there"), None)
-        self.queue.wake(key)
-        self.quiet(key)
+        self.wake_and_wait(key)
         return work
 
     def test_what_failed_is_told_until_it_is_done(self) -> None:
         work = self.fail_once()
         self.assertEqual({"a": "work: nobody there"}, self.queue.troubles())
-        self.pass_time(FIRST_PAUSE)
-        self.quiet("a")
+        self.pass_time(FIRST_PAUSE, "a")
         self.assertEqual((2, {}), (work.done, self.queue.troubles()))
 
     def test_it_is_tried_again_after_the_pause_and_not_before_unless_there_are_news(self) -> None:
         work = self.fail_once()
         self.pass_time(0.9 * FIRST_PAUSE)
-        self.queue.wake("a")
-        self.quiet("a")
+        self.wake_and_wait("a")
         self.assertEqual(1, work.done)
-        self.pass_time(0.1 * FIRST_PAUSE)
-        self.quiet("a")
+        self.pass_time(0.1 * FIRST_PAUSE, "a")
         self.assertEqual(2, work.done)
         work = self.fail_once()
-        self.queue.wake("a", now=True)
-        self.quiet("a")
+        self.wake_and_wait("a", now=True)
         self.assertEqual(2, work.done)
 
     def test_news_begin_the_pauses_anew_and_what_fails_is_logged_once(self) -> None:
         logged = Logged(self, "virtman.workqueue")
         self.give("a", *[CoordinatorDown("nobody there")] * 3)
-        self.queue.wake("a")
-        self.quiet("a")
-        self.pass_time(FIRST_PAUSE)
-        self.quiet("a")
-        self.queue.wake("a", now=True)
-        self.quiet("a")
+        self.wake_and_wait("a")
+        self.pass_time(FIRST_PAUSE, "a")
+        self.wake_and_wait("a", now=True)
         self.assertEqual(self.clock.now + FIRST_PAUSE, self.queue._entries["a"].due)
         self.assertEqual(1, logged.lines.count("a: work: nobody there"))
 
     def test_what_is_in_order_without_a_job_is_no_trouble_any_more(self) -> None:
         work = self.give("a", None, CoordinatorDown("nobody there"))
-        self.queue.wake("a")
-        self.quiet("a")
-        self.queue.wake("a", now=True)
-        self.quiet("a")
+        self.wake_and_wait("a")
+        self.wake_and_wait("a", now=True)
         self.assertEqual((2, {}), (work.done, self.queue.troubles()))
 
     def test_the_end_of_a_pause_that_was_cut_short_begins_nothing(self) -> None:
@@ -240,8 +230,7 @@ class FailureTest(WorkQueueTest):
             due = self.queue._entries["a"].due
             assert due is not None
             found.append(due - self.clock.now)
-            self.pass_time(found[-1])
-        self.quiet("a")
+            self.pass_time(found[-1], "a")
         return found
 
     def test_pauses_grow_up_to_a_bound(self) -> None:
@@ -261,56 +250,46 @@ class FailureTest(WorkQueueTest):
         logged = Logged(self, "virtman.workqueue")
         for pool in Pool:
             self.give("a", ValueError("no such luck"), pool=pool)
-            self.queue.wake("a", now=True)
-            self.quiet("a")
+            self.wake_and_wait("a", now=True)
         self.assertIn("a: work failed\nTraceback", "\n".join(logged.lines))
         self.assertEqual({"a": "work: unexpected ValueError('no such luck')"}, self.queue.troubles())
 
     def test_a_bug_in_the_plan_is_told_and_tried_again(self) -> None:
-        self.queue.wake("unknown")
-        self.quiet("unknown")
+        self.wake_and_wait("unknown")
         self.assertEqual({"unknown": "KeyError('unknown')"}, self.queue.troubles())
         work = self.give("unknown", None)
-        self.pass_time(FIRST_PAUSE)
-        self.quiet("unknown")
+        self.pass_time(FIRST_PAUSE, "unknown")
         self.assertEqual(1, work.done)
 
     def test_a_job_that_changes_nothing_is_done_after_pauses_and_told(self) -> None:
         work = self.give("a", *[None] * 100)
-        self.queue.wake("a")
-        self.quiet("a")
+        self.wake_and_wait("a")
         self.assertEqual((2, {}), (work.done, self.queue.troubles()))
         for number in range(REPEATED):
-            self.pass_time(FIRST_PAUSE * 2**number)
-            self.quiet("a")
+            self.pass_time(FIRST_PAUSE * 2**number, "a")
         self.assertEqual(2 + REPEATED, work.done)
         self.assertIn("still to be done", self.queue.troubles()["a"])
 
     def test_a_job_that_is_asked_for_again_and_again_is_done_each_time(self) -> None:
         work = self.give("a", *[None] * 3 * REPEATED, on_demand=True)
-        self.queue.wake("a")
-        self.quiet("a")
+        self.wake_and_wait("a")
         self.assertEqual((3 * REPEATED, {}), (work.done, self.queue.troubles()))
 
     def test_after_a_calm_time_it_is_no_repetition(self) -> None:
         self.give("a", None, None)
-        self.queue.wake("a")
-        self.quiet("a")
+        self.wake_and_wait("a")
         self.pass_time(CALM + 1)
         work = self.give("a", None, None)
-        self.queue.wake("a")
-        self.quiet("a")
+        self.wake_and_wait("a")
         self.assertEqual(2, work.done)
 
 
 class AskTest(WorkQueueTest):
     def test_a_job_is_asked_for_until_it_succeeds(self) -> None:
         work = self.give("a", CoordinatorDown("nobody there"), None, on_demand=True)
-        self.queue.wake("a", ask="work")
-        self.quiet("a")
+        self.wake_and_wait("a", ask="work")
         self.assertTrue(self.queue.asked("a", "work"))
-        self.pass_time(FIRST_PAUSE)
-        self.quiet("a")
+        self.pass_time(FIRST_PAUSE, "a")
         self.assertEqual((2, False), (work.done, self.queue.asked("a", "work")))
 
     def test_a_job_that_is_asked_for_while_it_runs_stays_asked_for(self) -> None:
@@ -327,16 +306,14 @@ class AskTest(WorkQueueTest):
         work = self.give("a")
         for plan, asked in ((BUSY, True), (None, False)):
             work.next = lambda plan=plan: plan  # type: ignore[method-assign, misc]
-            self.queue.wake("a", ask="work")
-            self.quiet("a")
+            self.wake_and_wait("a", ask="work")
             self.assertEqual(asked, self.queue.asked("a", "work"))
 
 
 class SettleTest(WorkQueueTest):
     def test_it_looks_at_keys_that_failed_and_waits_for_what_they_wake(self) -> None:
         first, second = self.give("a", CoordinatorDown("nobody there"), None), self.give("b")
-        self.queue.wake("a")
-        self.quiet("a")
+        self.wake_and_wait("a")
         first.act = lambda: (first.errors.pop(), second.errors.append(None), self.queue.wake("b"))  # type: ignore[assignment, func-returns-value]
         self.queue.settle(["a", "b"])
         self.assertEqual(([], 1), (first.errors, second.done))
