@@ -39,9 +39,7 @@ class HealthCheckTest(TestCase):
             ("readable_number_of", lambda *_: "8:0"),
             ("first_that_answers", lambda disks: next((each for each in disks if each in self.answering), None)),
         ):
-            patch = mock.patch.object(iscsihealth, name, double)
-            patch.start()
-            self.addCleanup(patch.stop)
+            self.enterContext(mock.patch.object(iscsihealth, name, double))
 
     def left(self, target: Target) -> bool:
         """Whether a parent that is stalled is left."""

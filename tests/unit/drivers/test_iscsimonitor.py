@@ -39,9 +39,7 @@ class MonitorTest(TestCase):
             (devmapper, "counted", counted),
             (time, "monotonic", lambda: self.now),
         ):
-            patch = mock.patch.object(module, name, double)
-            patch.start()
-            self.addCleanup(patch.stop)
+            self.enterContext(mock.patch.object(module, name, double))
 
     def told_of_logins(self) -> list[bool]:
         """Look at the sessions; which images are told that one of theirs has changed."""

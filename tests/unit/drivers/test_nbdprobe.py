@@ -86,8 +86,7 @@ class ProbeCase(testtools.TestCase):
 
     def serve(self, script: Script) -> None:
         """Answer one connection by a script; hang up at its end."""
-        listener = socket.socket(socket.AF_UNIX)
-        self.addCleanup(listener.close)
+        listener = self.enterContext(socket.socket(socket.AF_UNIX))
         self.path.unlink(missing_ok=True)
         listener.bind(str(self.path))
         listener.listen()
@@ -102,9 +101,7 @@ class ProbeCase(testtools.TestCase):
         self.addCleanup(thread.join, 120)
 
     def client(self, context: str | None = None) -> Client:
-        client = Client(self.path, "img", timeout=120, context=context)
-        self.addCleanup(client.close)
-        return client
+        return self.enterContext(Client(self.path, "img", timeout=120, context=context))
 
     def refused(self, script: Script, kind: type[Exception], context: str | None = None) -> str:
         self.serve(script)
@@ -120,8 +117,7 @@ class KnockTest(ProbeCase):
         self.assertFalse(listens(self.path))
 
     def test_listener_with_a_full_backlog_listens_all_the_same(self) -> None:
-        listener = socket.socket(socket.AF_UNIX)
-        self.addCleanup(listener.close)
+        listener = self.enterContext(socket.socket(socket.AF_UNIX))
         listener.bind(str(self.path))
         listener.listen(0)
         self.addCleanup(knock(self.path).close)
@@ -277,10 +273,8 @@ class HoldingServerTest(ProbeCase):
 
     def test_clients_are_told_the_size_under_any_name_and_closing_hangs_up_and_leaves_nothing(self) -> None:
         server = HoldingServer(self.path, SIZE)
-        clients = [Client(self.path, name, timeout=120) for name in ("img", "another")]
-        for client in clients:
-            self.addCleanup(client.close)
-            self.assertEqual(SIZE, client.size)
+        clients = [self.enterContext(Client(self.path, name, timeout=120)) for name in ("img", "another")]
+        self.assertEqual([SIZE, SIZE], [client.size for client in clients])
         server.close()
         self.assertEqual([], list(self.path.parent.iterdir()))
         with socket.socket(fileno=socket.dup(clients[0].fileno())) as connection:

@@ -6,6 +6,7 @@ import os
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from unittest import mock
 
 from testtools import TestCase
 
@@ -55,8 +56,7 @@ class MachineTest(TestCase):
 
     def test_tools_for_administrators_are_found_whatever_the_path(self) -> None:
         tool = next(path.name for path in sorted(Path("/usr/sbin").iterdir()) if os.access(path, os.X_OK))
-        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
-        os.environ["PATH"] = "/nonexistent"
+        self.enterContext(mock.patch.dict(os.environ, PATH="/nonexistent"))
         self.assertTrue(Machine().has_tool(tool))
 
     def test_a_module_that_is_there_and_does_not_bring_its_path_is_named(self) -> None:

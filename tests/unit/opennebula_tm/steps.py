@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable
+from unittest import mock
 
 from testtools import TestCase
 
@@ -37,7 +38,7 @@ class StepsTestCase(TestCase):
         super().setUp()
         self.folder = folder_for(self)
         write(self.folder / "ssh", SSH, 0o755)
-        set_for(self, "SSH", str(self.folder / "ssh"))
+        self.enterContext(mock.patch.dict(os.environ, SSH=str(self.folder / "ssh")))
         self.hosts = Hosts(Settings())
         self.datastores = self.folder / "datastores"
 
@@ -70,15 +71,6 @@ class StepsTestCase(TestCase):
     def lock(self, ref: Ref) -> list[str]:
         """The arguments for a disk's lock."""
         return [f"{self.datastores}/.virtman", f"{ref.vm}-{ref.number}"]
-
-
-def set_for(test: TestCase, name: str, value: str) -> None:
-    """Set a variable of the environment, for one test."""
-    if name in os.environ:
-        test.addCleanup(os.environ.__setitem__, name, os.environ[name])
-    else:
-        test.addCleanup(os.environ.pop, name, None)
-    os.environ[name] = value
 
 
 def vm_on(*hosts: str, state: int = 3, driver: str = "raw", tm_mad: str = "virtman") -> Callable[[int], Vm]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
+from unittest import mock
 
 from opennebula_tm.driver.backup import Backups
 from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
 from opennebula_tm.driver.settings import Settings
 from tests.unit.opennebula_tm.scene import write
-from tests.unit.opennebula_tm.steps import StepsTestCase, set_for, vm_on
+from tests.unit.opennebula_tm.steps import StepsTestCase, vm_on
 
 
 def request(drivers: str = "virtman,virtman", increment: str = "-1") -> bytes:
@@ -84,7 +85,7 @@ class RestoreTest(BackupsTestCase):
         self.program("bin/onevm", "echo '<VM><ID>42</ID></VM>'")
         self.program("remotes/datastore/vault/ls", """cat >/dev/null; echo '{"0": "url:0", "1": "url:1"}'""")
         self.program("remotes/datastore/downloader.sh", 'printf %s "$*"')
-        set_for(self, "PATH", f"{self.folder}/bin:{os.environ['PATH']}")
+        self.enterContext(mock.patch.dict(os.environ, PATH=f"{self.folder}/bin:{os.environ['PATH']}"))
         self.has("host-1", snapshot="snap-3")
 
     def program(self, path: str, script: str) -> None:

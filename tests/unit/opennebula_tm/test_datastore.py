@@ -10,6 +10,7 @@ import os
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
+from unittest import mock
 
 from opennebula_tm.driver.card import Card, Kept
 from opennebula_tm.driver.datastore import Datastore, Request
@@ -17,7 +18,7 @@ from opennebula_tm.driver.errors import FrontendFailed, HostFailed, Refused
 from opennebula_tm.driver.nebula import Vm, VmDisk
 from opennebula_tm.driver.settings import Settings
 from tests.unit.opennebula_tm.scene import write
-from tests.unit.opennebula_tm.steps import StepsTestCase, set_for
+from tests.unit.opennebula_tm.steps import StepsTestCase
 
 NAME = "one-7-0a1b2c3d"
 
@@ -74,7 +75,7 @@ class DatastoreTest(StepsTestCase):
 
     def test_no_image_comes_from_where_users_may_not_read(self) -> None:
         """As OpenNebula's own drivers: what is restricted, but for what is safe; by where links lead."""
-        set_for(self, "HOME", str(self.folder / "home"))
+        self.enterContext(mock.patch.dict(os.environ, HOME=str(self.folder / "home")))
         open_, shut = self.folder / "open", self.folder / "shut"
         for file in (shut / "disk", shut / "safe/disk", self.folder / "home/key", self.folder / "var/key"):
             write(file, "x")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
+from unittest import mock
 
 import testtools
 
 from opennebula_tm.driver import nebula
 from opennebula_tm.driver.errors import FrontendFailed
 from tests.unit.opennebula_tm.scene import write
-from tests.unit.opennebula_tm.steps import set_for
 from tests.unit.virtman.scene import folder_for
 
 VM = """<VM><ID>42</ID><LCM_STATE>3</LCM_STATE><DEPLOY_ID>one-42</DEPLOY_ID><TEMPLATE>
@@ -43,7 +43,7 @@ class DecodeTest(testtools.TestCase):
 class ShowTest(testtools.TestCase):
     def test_onevm_is_asked_and_its_failure_is_not_taken_for_a_vm_without_disks(self) -> None:
         folder = folder_for(self)
-        set_for(self, "PATH", f"{folder}:{os.environ['PATH']}")
+        self.enterContext(mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"))
         write(folder / "onevm", f'#!/bin/sh\n[ "$1 $2" = "show -x" ] && cat <<"END"\n{VM}\nEND\n', 0o755)
         self.assertEqual(("a", "b"), nebula.show_vm(42).hosts)
         self.assertRaises(FrontendFailed, nebula.show_vm, 43)  # the answer is about another VM

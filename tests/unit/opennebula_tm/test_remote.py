@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import testtools
 
@@ -18,7 +19,6 @@ from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.settings import Settings
 from tests.patience import PATIENCE
 from tests.unit.opennebula_tm.scene import write
-from tests.unit.opennebula_tm.steps import set_for
 from tests.unit.virtman.scene import folder_for
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ class HostsTest(testtools.TestCase):
         return str(self.folder / name)
 
     def hosts(self, ssh: str = 'exec sh -c "$2"', **settings: Any) -> Hosts:
-        set_for(self, "SSH", self.program("ssh", ssh))
+        self.enterContext(mock.patch.dict(os.environ, SSH=self.program("ssh", ssh)))
         return Hosts(Settings(**{"virtman": self.virtman, **settings}))
 
     def failure(self, ssh: str, **settings: Any) -> str:

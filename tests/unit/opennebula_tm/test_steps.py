@@ -7,6 +7,7 @@ import os
 import shlex
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 from testtools import TestCase
 
@@ -14,7 +15,6 @@ from opennebula_tm.driver.errors import HostFailed, NotThere
 from opennebula_tm.driver.remote import Hosts
 from opennebula_tm.driver.settings import Settings
 from tests.unit.opennebula_tm.scene import write
-from tests.unit.opennebula_tm.steps import set_for
 from tests.unit.virtman.scene import folder_for
 
 VIRTMAN = """#!/bin/sh
@@ -34,7 +34,7 @@ class StepsTest(TestCase):
         self.link = self.folder / "ds/0/42/disk.0"
         write(self.folder / "virtman", VIRTMAN, 0o755)
         write(self.folder / "ssh", '#!/bin/sh\nexec sh -c "$2"\n', 0o755)
-        set_for(self, "SSH", str(self.folder / "ssh"))
+        self.enterContext(mock.patch.dict(os.environ, SSH=str(self.folder / "ssh")))
         self.hosts = Hosts(Settings(virtman=str(self.folder / "virtman")))
 
     def says(self, command: str, text: str, code: int = 0) -> None:

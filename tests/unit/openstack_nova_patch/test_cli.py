@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 from testtools import TestCase
 
@@ -58,9 +59,7 @@ class CommandLineTest(TestCase):
             self.assertIn("/nova/compute/api.py is neither", err)
 
     def test_no_patch_is_one_line(self) -> None:
-        path = os.environ["PATH"]
-        self.addCleanup(os.environ.__setitem__, "PATH", path)
-        os.environ["PATH"] = str(self.scene.folder)
+        self.enterContext(mock.patch.dict(os.environ, PATH=str(self.scene.folder)))
         before = self.scene.tree()
         self.assertEqual((1, "", "apply: patch is not installed: apt install patch\n"), self.scene.run())
         self.assertEqual(before, self.scene.tree())

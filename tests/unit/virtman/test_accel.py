@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 from testtools import TestCase
 from testtools.matchers import Contains
@@ -40,8 +41,7 @@ class AccelTest(TestCase):
         return ran
 
     def path(self, value: str) -> None:
-        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
-        os.environ["PATH"] = value
+        self.enterContext(mock.patch.dict(os.environ, PATH=value))
 
     def choose(self) -> Accel:
         return choose_accel(self.kernel, self.memory, self.device)

@@ -70,8 +70,7 @@ class ApiTest(TestCase):
         serve_agent(self, create_app(agent), self.socket)
         client = AgentClient(self.socket, timeout=120)
         transport = httpx.HTTPTransport(uds=str(self.socket))
-        self.http = httpx.Client(transport=transport, base_url="http://agent", trust_env=False)
-        self.addCleanup(self.http.close)
+        self.http = self.enterContext(httpx.Client(transport=transport, base_url="http://agent", trust_env=False))
         return client
 
 
@@ -495,8 +494,7 @@ class StrangerTest(TestCase):
 
     def answer(self, *parts: bytes) -> None:
         """Answer one request with these bytes and hang up."""
-        listener = socket.socket(socket.AF_UNIX)
-        self.addCleanup(listener.close)
+        listener = self.enterContext(socket.socket(socket.AF_UNIX))
         listener.bind(str(self.socket))
         listener.listen()
 

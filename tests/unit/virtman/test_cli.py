@@ -306,8 +306,7 @@ sys.exit(repr({heavy | more} & set(sys.modules)))"""
         # Whoever runs tests in the background may have had them ignore the signal.
         python = ["env", "--default-signal=INT", sys.executable]
         argv = [*python, "-m", "virtman.cli", "--socket", str(self.socket), *arguments]
-        process = subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=PIPE)
-        self.addCleanup(process.__exit__, None, None, None)
+        process = self.enterContext(subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=PIPE))
         self.addCleanup(process.kill)
         return process
 
@@ -347,8 +346,7 @@ sys.exit(repr({heavy | more} & set(sys.modules)))"""
         self.assertEqual(b"login: \xff\n", self.run_virtman("console", "vm", "--log").stdout_bytes)
         Path(where["log"]).unlink()
         self.assertThat(self.fails("console", "vm", "--log"), Contains("was it booted?"))
-        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
-        os.environ["PATH"] = str(self.socket.parent)
+        self.enterContext(mock.patch.dict(os.environ, PATH=str(self.socket.parent)))
         self.assertThat(self.fails("console", "vm"), Contains("libvirt-clients"))
 
     def test_files_that_are_no_text_fail_in_one_line(self) -> None:
@@ -491,8 +489,7 @@ class HostCommandsTest(AgentCliTest):
         kernel.touch()
         program.write_text("#!/bin/sh\n")
         program.chmod(0o755)
-        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
-        os.environ["PATH"] = f"{program.parent}:/usr/bin:/bin"
+        self.enterContext(mock.patch.dict(os.environ, PATH=f"{program.parent}:/usr/bin:/bin"))
         self.assertEqual("tcg", self.json("accel", "--kernel", kernel)["accel"])
         self.assertThat(self.out("accel", "--kernel", kernel), MatchesRegex(r"tcg: .+\n$"))
         self.misused("accel", "--kernel", "/nonexistent")
@@ -647,13 +644,8 @@ class DoctorCommandTest(CliTest):
         """What a person sees, without colours."""
         command = shlex.join([sys.executable, "-m", "virtman.cli", *arguments])
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-        argv = [
-            "script",
-            "--quiet",
-            "--command",
-            f"stty cols {columns}; {command}",
-            "/dev/null",
-        ]  # a terminal of its own
+        # script(1) gives it a terminal of its own.
+        argv = ["script", "--quiet", "--command", f"stty cols {columns}; {command}", "/dev/null"]
         said = subprocess.run(argv, env=environment, stdin=DEVNULL, capture_output=True, text=True, check=False).stdout
         return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said).replace("\r\n", "\n")
 

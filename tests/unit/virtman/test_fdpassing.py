@@ -36,9 +36,7 @@ def open_files() -> set[str]:
 class ReceiveTest(ImagesTest):
     def setUp(self) -> None:
         super().setUp()
-        self.ours, self.theirs = socket.socketpair()
-        for sock in (self.ours, self.theirs):
-            self.addCleanup(sock.close)
+        self.ours, self.theirs = map(self.enterContext, socket.socketpair())
         self.fd = os.open(self.raw, os.O_RDONLY)
         self.addCleanup(os.close, self.fd)
 

@@ -338,12 +338,9 @@ class FrozenTest(TestCase):
         self.domain = mock.Mock()
         self.domain.fsFreeze.side_effect = self.domain.fsThaw.side_effect = libvirt.libvirtError("no answer")
         self.running = RunningVm("vm", self.domain)
-        patch = mock.patch.object(libvirt_qemu, "qemuAgentCommand")
-        self.ping = patch.start()
-        self.addCleanup(patch.stop)
-        monitor = mock.patch.object(libvirt_qemu, "qemuMonitorCommand", side_effect=libvirt.libvirtError("none"))
-        monitor.start()
-        self.addCleanup(monitor.stop)
+        self.ping = self.enterContext(mock.patch.object(libvirt_qemu, "qemuAgentCommand"))
+        none = libvirt.libvirtError("none")
+        self.enterContext(mock.patch.object(libvirt_qemu, "qemuMonitorCommand", side_effect=none))
 
     def agent(self, state: str) -> None:
         target = f"<target type='virtio' name='org.qemu.guest_agent.0' state='{state}'/>"

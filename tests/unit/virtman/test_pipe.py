@@ -62,8 +62,7 @@ class HeldBack(io.BytesIO):
 class PumpTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.addCleanup(self.listener.close)
+        self.listener = self.enterContext(socket.socket(socket.AF_UNIX))
         self.path = str(folder_for(self) / "pipe")
         self.listener.bind(self.path)
         self.listener.listen()
@@ -71,9 +70,7 @@ class PumpTest(TestCase):
     def start(self, pump: Pump) -> socket.socket:
         """The agent's end."""
         pump.start(self.path)
-        sock, _ = self.listener.accept()
-        self.addCleanup(sock.close)
-        return sock
+        return self.enterContext(self.listener.accept()[0])
 
     def test_it_ends_when_all_is_copied(self) -> None:
         target = HeldBack()

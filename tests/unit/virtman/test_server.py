@@ -40,8 +40,7 @@ class ListenTest(TestCase):
 
 class TellReadyTest(TestCase):
     def listener(self, address: str) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.addCleanup(listener.close)
+        listener = self.enterContext(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         listener.settimeout(10)
         listener.bind(address)
         return listener

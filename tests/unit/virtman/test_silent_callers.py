@@ -25,9 +25,7 @@ class SilentCallerTest(SiteCase):
     def setUp(self) -> None:
         super().setUp()
         self.site.hold_still(self.agent)
-        self.ours, self.theirs = socket.socketpair()
-        for sock in (self.ours, self.theirs):
-            self.addCleanup(sock.close)
+        self.ours, self.theirs = map(self.enterContext, socket.socketpair())
         self.raised: list[VirtmanError] = []
 
     def in_background(self, act: Callable[[], object]) -> threading.Thread:

@@ -45,8 +45,7 @@ class Sending(TestCase):
     def setUp(self) -> None:
         """A client of nothing."""
         super().setUp()
-        self.volt = VoltClient("http://127.0.0.1:1")
-        self.addCleanup(self.volt.close)
+        self.volt = self.enterContext(VoltClient("http://127.0.0.1:1"))
 
     def test_a_name_that_would_change_the_path_is_refused(self) -> None:
         for name in ("a/b", "..", "a?b", "", "a\n"):

@@ -395,9 +395,7 @@ class TestVolt(ContractTests):
         self.seat = self.seat_of("")
 
     def seat_of(self, agent: str, host: str = HERE) -> Seat:
-        client = VoltClient(self.url, agent=agent)
-        self.addCleanup(client.close)
-        return Seat(client, host)
+        return Seat(self.enterContext(VoltClient(self.url, agent=agent)), host)
 
     def offer(self, image: base.Image) -> None:
         self.volt.publish(image.name, image.size, image.digest, OTHER)

@@ -74,8 +74,7 @@ class Tokens(TestCase):
     """Reading and comparing."""
 
     def token(self, content: bytes, mode: int = 0o600) -> Path:
-        file = tempfile.NamedTemporaryFile(dir="/tmp")  # noqa: SIM115  closed at the end of the test
-        self.addCleanup(file.close)
+        file = self.enterContext(tempfile.NamedTemporaryFile(dir="/tmp"))
         file.write(content)
         file.flush()
         Path(file.name).chmod(mode)
