@@ -15,6 +15,7 @@ from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import Cut, damage
 from virtman import booting, cleaning, creating, models
 from virtman.agent import Agent
+from virtman.client import silently
 from virtman.errors import (
     BadImageFile,
     BadSize,
@@ -33,10 +34,6 @@ from virtman.records import Boot
 
 TROUBLE = DriverError("the device is on fire")
 BOOT = Boot(memory=64, cpus=1, network="none")
-
-
-def nothing(_step: str, _done: int, _total: int) -> None:
-    """Nobody looks at the progress."""
 
 
 class AgentTest(SiteCase):
@@ -70,7 +67,7 @@ class LifeTest(AgentTest):
         self.assertThat(
             str(self.assertRaises(HostTaken, creating.create, second.vms, "vm", "debian", None)), Contains(said)
         )
-        self.assertRaises(HostTaken, second.publishing.publish, "mine", self.site.image_file(), nothing)
+        self.assertRaises(HostTaken, second.publishing.publish, "mine", self.site.image_file(), silently)
         self.assertEqual(({}, [], {}), (self.volt.places, second.overview.vms(), self.host.leftovers()))
 
     def test_it_starts_and_works_without_volt(self) -> None:
@@ -148,24 +145,16 @@ class BootTest(AgentTest):
 class UnpublishTest(AgentTest):
     def setUp(self) -> None:
         super().setUp()
-        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
+        self.agent.publishing.publish("mine", self.site.image_file(), silently)
 
     def test_it_can_be_given_up_twice_and_published_again(self) -> None:
         creating.create(self.agent.vms, "vm", "mine", None)
         for _ in range(2):
             self.assertTrue(self.agent.publishing.unpublish("mine").serving)
-        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
+        self.agent.publishing.publish("mine", self.site.image_file(), silently)
         creating.destroy(self.agent.vms, "vm")
         self.site.settle(self.agent)
         self.assertEqual((["here"], {"mine"}), (self.volt.images["mine"].origins, set(self.host.served)))
-
-    def test_another_origin_keeps_it_published(self) -> None:
-        image = self.volt.images["mine"]
-        self.volt.images["mine"] = image.model_copy(update={"origins": ["here", "other"]})
-        self.volt.read_by_others("mine")
-        self.assertFalse(self.agent.publishing.unpublish("mine").serving)
-        self.assertIn("mine", self.volt.images)
-        self.assertNotIn("mine", self.host.served)
 
     def test_what_this_host_did_not_publish_is_not_touched(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
@@ -178,15 +167,6 @@ class UnpublishTest(AgentTest):
         self.assertRaises(CoordinatorDown, self.agent.publishing.unpublish, "mine")
         self.assertEqual({"mine"}, set(self.host.served))
 
-
-class UnpublishWhenUnusedTest(AgentTest):
-    def setUp(self) -> None:
-        super().setUp()
-        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
-
-    def unpublish(self) -> models.Unpublished:
-        return self.agent.publishing.unpublish("mine", when_unused=True)
-
     def beat_until(self, condition: Callable[[], object]) -> None:
         def beat() -> object:
             self.agent.heartbeat.soon()
@@ -196,19 +176,23 @@ class UnpublishWhenUnusedTest(AgentTest):
 
     def test_one_of_several_origins_gives_itself_up_and_volt_hears_that_its_own_vms_need_it(self) -> None:
         creating.create(self.agent.vms, "vm", "mine", None)
-        self.volt.images["mine"] = self.volt.images["mine"].model_copy(update={"origins": ["here", "other"]})
-        self.assertEqual(models.Unpublished(name="mine", serving=True), self.unpublish())
+        self.volt.images["mine"].origins.append("other")
+        said = self.agent.publishing.unpublish("mine", when_unused=True)
+        self.assertEqual(models.Unpublished(name="mine", serving=True), said)
         self.assertEqual((["other"], {"mine"}), (self.volt.images["mine"].origins, self.volt.forgotten))
         creating.destroy(self.agent.vms, "vm")
         self.beat_until(lambda: not self.host.leftovers())
 
-    def test_one_of_several_origins_gives_itself_up_and_its_content(self) -> None:
-        image = self.volt.images["mine"]
-        self.volt.images["mine"] = image.model_copy(update={"origins": ["here", "other"]})
+    def test_one_of_several_origins_gives_itself_up_and_leaves_its_content_to_gc_unless_it_is_to_go(self) -> None:
+        self.volt.images["mine"].origins.append("other")
         self.volt.read_by_others("mine")
-        self.assertEqual(models.Unpublished(name="mine", serving=False), self.unpublish())
-        self.assertFalse(self.volt.images["mine"].withdrawn)
-        self.assertEqual((["other"], []), (self.volt.images["mine"].origins, self.stored()))
+        for when_unused, left in ((False, 1), (True, 0)):
+            said = self.agent.publishing.unpublish("mine", when_unused=when_unused)
+            self.assertEqual(models.Unpublished(name="mine", serving=False), said)
+            self.assertFalse(self.volt.images["mine"].withdrawn)
+            self.assertEqual((["other"], left), (self.volt.images["mine"].origins, len(self.stored())))
+            self.assertNotIn("mine", self.host.served)
+            self.agent.publishing.publish("mine", self.site.image_file(), silently)
 
 
 class PublishInPlaceTest(AgentTest):
@@ -218,7 +202,7 @@ class PublishInPlaceTest(AgentTest):
         self.file.write_bytes(b"1" * MIB)
 
     def publish(self, name: str = "mine", trust: str | None = None) -> models.Published:
-        return self.agent.publishing.publish_in_place(name, self.file, trust, nothing, digest=False)
+        return self.agent.publishing.publish_in_place(name, self.file, trust, silently, digest=False)
 
     def here(self) -> models.InPlace:
         found = self.image("mine").in_place
@@ -259,12 +243,12 @@ class PublishInPlaceTest(AgentTest):
         self.assertEqual(b"1" * MIB, self.file.read_bytes())
 
     def test_a_copy_and_what_is_in_place_are_not_taken_for_each_other(self) -> None:
-        copied = self.agent.publishing.publish("mine", self.file, nothing)
+        copied = self.agent.publishing.publish("mine", self.file, silently)
         error = self.assertRaises(ImageExists, self.publish, trust=copied.digest)
         self.assertThat(str(error), Contains("virtman unpublish mine"))
         self.agent.publishing.unpublish("mine")
         self.publish(trust=copied.digest)
-        error = self.assertRaises(ImageExists, self.agent.publishing.publish, "mine", self.file, nothing)
+        error = self.assertRaises(ImageExists, self.agent.publishing.publish, "mine", self.file, silently)
         self.assertThat(str(error), Contains(f"in place, from {self.file}"))
         self.assertEqual(str(self.file), self.here().path)
 
@@ -272,7 +256,7 @@ class PublishInPlaceTest(AgentTest):
 class PublishTest(AgentTest):
     def publish(self, name: str = "mine", seed: int = 1) -> None:
         file = self.site.image_file(seed=seed)
-        self.agent.publishing.publish(name, file, nothing)
+        self.agent.publishing.publish(name, file, silently)
 
     def test_a_second_time_changes_nothing(self) -> None:
         self.publish()
@@ -307,7 +291,7 @@ class PublishTest(AgentTest):
         self.assertEqual([], self.refused("mine", 2 * MIB))
         self.assertEqual({"compare"}, set(self.refused("mine", MIB)))
         creating.create(self.agent.vms, "vm", "debian", LARGEST + (1 << 40))
-        self.assertRaises(BadImageFile, self.agent.publishing.publish_vm, "large", "vm", nothing)
+        self.assertRaises(BadImageFile, self.agent.publishing.publish_vm, "large", "vm", silently)
         self.assertEqual([], self.refused("debian", MIB))
         self.assertEqual(before, self.stored())
 
@@ -402,8 +386,8 @@ class GcTest(AgentTest):
     def test_what_it_would_remove_is_told_before(self) -> None:
         self.assert_foretold()
         creating.create(self.agent.vms, "vm", "debian", None)
-        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
-        self.agent.publishing.publish("needed", self.site.image_file(seed=2), nothing)
+        self.agent.publishing.publish("mine", self.site.image_file(), silently)
+        self.agent.publishing.publish("needed", self.site.image_file(seed=2), silently)
         creating.create(self.agent.vms, "other", "needed", None)
         self.assert_foretold()
         creating.destroy(self.agent.vms, "vm")
@@ -417,7 +401,7 @@ class GcTest(AgentTest):
         self.assert_foretold()
 
     def test_what_other_hosts_read_stays_though_volt_does_not_list_it_until_it_is_given_up(self) -> None:
-        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
+        self.agent.publishing.publish("mine", self.site.image_file(), silently)
         self.volt.assign("mine", [], ["child"])
         self.agent.repair()  # it asks for a heartbeat
         self.site.await_child(self.agent, "mine")
@@ -432,7 +416,7 @@ class GcTest(AgentTest):
         def publish(what: str = "after volt.images") -> None:
             if what == "after volt.images":
                 self.volt.moment = unnoticed
-                self.agent.publishing.publish("mine", file, nothing)
+                self.agent.publishing.publish("mine", file, silently)
 
         file = self.site.image_file()
         publish()
@@ -442,7 +426,7 @@ class GcTest(AgentTest):
         self.assertEqual((["mine"], 1), (list(self.host.served), len(self.stored())))
 
     def test_what_the_damaged_record_of_an_image_may_need_is_kept(self) -> None:
-        self.agent.publishing.publish("mine", self.site.image_file(), nothing)
+        self.agent.publishing.publish("mine", self.site.image_file(), silently)
         creating.create(self.agent.vms, "vm", "debian", None)
         creating.destroy(self.agent.vms, "vm")
         for content in (b"{", b'{"version": 3}'):
@@ -478,7 +462,7 @@ class SuspendTest(AgentTest):
     def test_a_host_without_images_gets_none_either(self) -> None:
         self.agent.suspend(force=False)
         self.assertRaises(Suspended, creating.create, self.agent.vms, "vm", "debian", None)
-        self.assertRaises(Suspended, self.agent.publishing.publish, "mine", self.site.image_file(), nothing)
+        self.assertRaises(Suspended, self.agent.publishing.publish, "mine", self.site.image_file(), silently)
         self.assertEqual(({}, {}), (self.host.leftovers(), self.volt.places))
 
     def test_nothing_brings_it_back_before_the_next_start(self) -> None:

@@ -12,20 +12,17 @@ from testtools.matchers import Contains
 from drivers.base import Device
 from drivers.host.space import Room
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
+from virtman.client import silently
 from virtman.convert import QCOW2, RAW, Content, convert, of_device
 from virtman.errors import BadRequest, Conflict, HostTrouble, NoRoom
 from virtman.newfile import new_file
-
-
-def nothing(_step: str, _done: int, _total: int) -> None:
-    """Nobody looks."""
 
 
 class ConvertTest(ImagesTest):
     def copy(self, content: Content, image_format: str) -> Path:
         target = self.folder / "copy"
         with new_file(target) as file:
-            convert(content, file.path, image_format, nothing, self.room)
+            convert(content, file.path, image_format, silently, self.room)
         return target
 
     def raw_of(self, path: Path) -> bytes:
@@ -60,11 +57,11 @@ class ConvertTest(ImagesTest):
 
     def test_the_disk_that_fills_up_is_told_and_nothing_is_left(self) -> None:
         self.raw.write_bytes(b"x" * 4 * MIB)
-        folder = self.tiny(2 * MIB)
+        folder, disk = self.tiny(2 * MIB), of_device("the disk of vm x", Device(4 * MIB, self.raw))
 
         def fill() -> None:
             with new_file(folder / "copy") as file:
-                convert(of_device("the disk of vm x", Device(4 * MIB, self.raw)), file.path, RAW, nothing, Room(folder))
+                convert(disk, file.path, RAW, silently, Room(folder))
 
         error = self.assertRaises(NoRoom, fill)
         self.assertThat(str(error), Contains(f"no space left in {folder} for the disk of vm x"))

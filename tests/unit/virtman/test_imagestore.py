@@ -13,14 +13,11 @@ from drivers.digests import LARGEST_WHOLE, PIECE
 from drivers.host.space import Room
 from tests.limits import no_more_files
 from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
+from virtman.client import silently
 from virtman.convert import QCOW2, RAW, Content
 from virtman.errors import BadImageFile, HostTrouble, NoRoom
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
-
-
-def nothing(_step: str, _done: int, _total: int) -> None:
-    """Nobody looks at the progress."""
 
 
 class StoreTest(ImagesTest):
@@ -37,7 +34,7 @@ class StoreTest(ImagesTest):
         self.assertEqual(([], [image.key]), (seen, list(self.store.keys())))
 
     def test_the_content_is_kept_under_its_digest(self) -> None:
-        image = self.store.add("debian", inspect(self.raw), nothing)
+        image = self.store.add("debian", inspect(self.raw), silently)
         digest = hashlib.sha256(CONTENT).hexdigest()
         self.assertEqual(("debian", len(CONTENT), f"sha256:{digest}"), (image.name, image.size, image.digest))
         self.assertEqual([f"{digest}.raw"], self.stored())
@@ -51,14 +48,14 @@ class StoreTest(ImagesTest):
         self.assertEqual([], self.stored())
 
     def test_raw_and_every_kind_of_qcow2_of_one_disk_are_one_file(self) -> None:
-        added = {self.store.add("raw", inspect(self.raw), nothing).key}
+        added = {self.store.add("raw", inspect(self.raw), silently).key}
         for options in ([], ["-c"], ["-o", "compat=0.10"], ["-o", "cluster_size=4k"]):
-            added.add(self.store.add("qcow2", inspect(self.qcow2(*options)), nothing).key)
+            added.add(self.store.add("qcow2", inspect(self.qcow2(*options)), silently).key)
         self.assertThat(added, HasLength(1))
         self.assertThat(self.stored(), HasLength(1))
 
     def test_a_raw_file_that_ends_within_a_sector_is_filled_up(self) -> None:
-        image = self.store.add("odd", inspect(self.file("odd", b"odd")), nothing)
+        image = self.store.add("odd", inspect(self.file("odd", b"odd")), silently)
         self.assertEqual(512, image.size)
         self.assertEqual(b"odd".ljust(512, b"\0"), self.store.path(image).read_bytes())
 
@@ -78,7 +75,7 @@ class StoreTest(ImagesTest):
             for begin in (2 * PIECE, size - MIB):
                 file.seek(begin + MIB - 4096)
                 file.write(late[-4096:])
-        holed = self.store.add("holed", inspect(self.raw), nothing)
+        holed = self.store.add("holed", inspect(self.raw), silently)
         self.assertThat(sum(read), LessThan(4 * PIECE))
         pieces = [CONTENT.ljust(PIECE, b"\0"), *[bytes(PIECE)] * (LARGEST_WHOLE // PIECE), late]
         pieces[2] = late.ljust(PIECE, b"\0")
@@ -88,8 +85,8 @@ class StoreTest(ImagesTest):
         with self.raw.open("r+b") as file:
             file.seek(size // 2)
             file.write(bytes(2 * PIECE))
-        self.assertEqual(holed.key, self.store.add("zeros", inspect(self.raw), nothing).key)
-        self.assertEqual(holed.key, self.store.add("qcow2", inspect(self.qcow2()), nothing).key)
+        self.assertEqual(holed.key, self.store.add("zeros", inspect(self.raw), silently).key)
+        self.assertEqual(holed.key, self.store.add("qcow2", inspect(self.qcow2()), silently).key)
 
     def test_progress_is_told_by_step_and_never_goes_back(self) -> None:
         seen: list[tuple[str, int, int]] = []
@@ -103,7 +100,7 @@ class StoreTest(ImagesTest):
 
     def test_a_copy_that_fails_leaves_nothing(self) -> None:
         torn = Content("gone", ("-f", "raw", str(self.folder / "gone")), 512, 0)
-        error = self.assertRaises(BadImageFile, self.store.add, "debian", torn, nothing)
+        error = self.assertRaises(BadImageFile, self.store.add, "debian", torn, silently)
         self.assertThat(str(error), Contains("gone"))
         self.assertEqual([], self.stored())
 
@@ -112,7 +109,7 @@ class StoreTest(ImagesTest):
         for name, how in itertools.product((RAW, QCOW2), ("falloc", "full")):
             qemu_img("create", "-f", name, "-o", f"preallocation={how}", path := self.folder / "zeros", 32 * MIB)
             self.assertGreaterEqual(path.stat().st_blocks * 512, 32 * MIB)
-            self.assertLess(store.path(store.add("x", inspect(path), nothing)).stat().st_blocks * 512, MIB)
+            self.assertLess(store.path(store.add("x", inspect(path), silently)).stat().st_blocks * 512, MIB)
 
     def test_a_compressed_file_is_refused_before_its_copy_for_what_it_holds(self) -> None:
         store = ImageStore((tiny := self.tiny(8 * MIB)) / "images", Room(tiny))
@@ -129,12 +126,12 @@ class StoreTest(ImagesTest):
         store = ImageStore(tiny / "images", Room(tiny, 28 * MIB))
         self.raw.write_bytes(b"x" * 16 * MIB)
         unknown = Content("x", ("-f", "raw", str(self.raw)), 16 * MIB, 0)
-        error = self.assertRaises(NoRoom, store.add, "x", unknown, nothing)
+        error = self.assertRaises(NoRoom, store.add, "x", unknown, silently)
         self.assertThat(str(error), Contains("28 MiB are kept for what VMs write"))
         self.assertEqual([], list((tiny / "images").iterdir()))
 
     def test_clean_removes_what_an_interrupted_import_left_and_nothing_else(self) -> None:
-        image = self.store.add("debian", inspect(self.raw), nothing)
+        image = self.store.add("debian", inspect(self.raw), silently)
         (self.folder / "images" / ".import-debian.raw").write_bytes(b"half")
         self.store.clean()
         self.assertEqual([f"{image.key}.raw"], self.stored())

@@ -9,6 +9,7 @@ from testtools import TestCase
 
 from tests.unit.virtman.scene import Scene
 from virtman import attaching, booting, creating, disks, migration, renaming, streams
+from virtman.client import silently
 from virtman.errors import VmSaved
 from virtman.records import RECEIVE, REVERT, TAKE, Boot
 
@@ -35,7 +36,7 @@ class SavedTest(TestCase):
             self.scene.machines.save(vm)
 
     def send(self, snapshot: str | None) -> None:
-        streams.send(self.scene.vms, "vm", snapshot, None, self.stream.append, lambda _step, _done, _total: None)
+        streams.send(self.scene.vms, "vm", snapshot, None, self.stream.append, silently)
 
     def test_after_a_restart_libvirt_restores_a_vm_over_the_disks_that_it_has_then(self) -> None:
         self.scene.machines.with_disks["vm"] = {}

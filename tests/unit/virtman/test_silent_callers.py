@@ -9,16 +9,13 @@ from collections.abc import Callable
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SOON, SiteCase
 from virtman import creating, disks, migration, models, streams
+from virtman.client import silently
 from virtman.errors import Interrupted, UnknownVm, VirtmanError
 from virtman.pipe import Caller
 from virtman.records import RECEIVE
 from virtman.stream import Header, Section, write
 
 NEW = "1f" * 16
-
-
-def quietly(_step: str, _done: int, _total: int) -> None:
-    """Nobody looks."""
 
 
 class SilentCallerTest(SiteCase):
@@ -51,7 +48,7 @@ class SilentCallerTest(SiteCase):
         self.stream = write(header, [[]])
         self.theirs.sendall(next(self.stream) + next(self.stream))
         thread = self.in_background(
-            lambda: streams.receive_from(self.agent.vms, "vm", "debian", Caller(self.ours), quietly)
+            lambda: streams.receive_from(self.agent.vms, "vm", "debian", Caller(self.ours), silently)
         )
         self.site.await_true(lambda: self.is_received(since))
         return thread

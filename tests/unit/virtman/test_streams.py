@@ -17,6 +17,7 @@ from tests.doubles.volt import digest_of
 from tests.unit.virtman.scene import Scene, folder_for
 from tests.unit.virtman.test_cut_off import BOOT, CutOff
 from virtman import booting, creating, disks, streams
+from virtman.client import silently
 from virtman.errors import (
     BadRequest,
     BadStream,
@@ -34,18 +35,14 @@ from virtman.streams import pieces
 MIB = 1 << 20
 
 
-def quietly(_step: str, _done: int, _total: int) -> None:
-    """Nobody looks."""
-
-
 def sent(scene: Scene, snapshot: str | None = None, since: str | None = None, *, all_of_them: bool = False) -> bytes:
     target = io.BytesIO()
-    streams.send(scene.vms, "vm", snapshot, since, target.write, quietly, with_snapshots=all_of_them)  # type: ignore[arg-type]
+    streams.send(scene.vms, "vm", snapshot, since, target.write, silently, with_snapshots=all_of_them)  # type: ignore[arg-type]
     return target.getvalue()
 
 
 def receive(scene: Scene, stream: bytes, vm: str = "vm", image: str = "debian") -> None:
-    streams.receive(scene.vms, vm, image, [stream[at : at + 100] for at in range(0, len(stream), 100)], quietly)
+    streams.receive(scene.vms, vm, image, [stream[at : at + 100] for at in range(0, len(stream), 100)], silently)
 
 
 def header_of(stream: bytes) -> Header:
@@ -133,7 +130,7 @@ class SendTest(StreamsTest):
             self.replace_at_each_comparison(gone)
             target = io.BytesIO()
             error = self.assertRaises(
-                BadRequest, streams.send, self.source.vms, "vm", "c", since, target.write, quietly,
+                BadRequest, streams.send, self.source.vms, "vm", "c", since, target.write, silently,
                 with_snapshots=True,
             )  # fmt: skip
             self.assertIn(f"snapshot '{gone}' of vm 'vm' was deleted", str(error))
@@ -155,14 +152,14 @@ class SendTest(StreamsTest):
         def write(_data: bytes) -> None:
             self.assertTrue("debian" in self.source.stacks._kept)
 
-        streams.send(self.source.vms, "vm", None, None, write, quietly)
+        streams.send(self.source.vms, "vm", None, None, write, silently)
         self.assertFalse("debian" in self.source.stacks._kept)
 
     def test_who_does_not_listen_any_more_ends_it(self) -> None:
         def write(_data: bytes) -> None:
             raise CallerGone("hung up")
 
-        self.assertRaises(CallerGone, streams.send, self.source.vms, "vm", None, None, write, quietly)
+        self.assertRaises(CallerGone, streams.send, self.source.vms, "vm", None, None, write, silently)
         self.source.check(self)
         self.assertEqual({"a", "b", "c"}, set(self.source.host.disks["vm"].snapshots))
 
