@@ -19,15 +19,8 @@ from volt.cli import main as volt
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = DEPLOY / "systemd"
-WAITS = {
-    "active": True,
-    "activating": True,
-    "reloading": True,
-    "deactivating": True,
-    "inactive": False,
-    "failed": False,
-}
-"""For whether the unit of the data paths goes on waiting while the agent's is in this state."""
+WAITS = ("active", "activating", "reloading", "deactivating")
+"""States of the agent's unit in which that of the data paths goes on waiting."""
 
 
 class UnitTest(TestCase):
@@ -73,7 +66,8 @@ class UnitTest(TestCase):
             (folder / name).write_text(f"#!/bin/sh\n{does}\n")
             (folder / name).chmod(0o755)
         script = line.replace("$$", "$").replace("/usr/local/bin/virtman", "virtman")
-        for state, wait in WAITS.items():
+        for state in (*WAITS, "inactive", "failed"):
+            wait = state in WAITS
             environment = {"PATH": f"{folder}:{os.environ['PATH']}", "STATE": state}
             ended = subprocess.run(
                 ["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False

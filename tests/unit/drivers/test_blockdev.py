@@ -37,28 +37,18 @@ class IdentityTest(TestCase):
         return blockdev.identity(os.makedev(major, minor), self.sys, self.boot)
 
     def test_lasting_names(self) -> None:
-        self.device("253:1", dm__uuid="LVM-abc", diskseq="7")
-        self.device("259:0", wwid="eui.0025")
-        self.device("8:0", device__wwid="naa.6001405", diskseq="3")
-        self.device("8:16", device__vpd_pg83=b"\x00\x83\x00\x14\xff", diskseq="4")
-        self.device("254:0", serial=b"vol-1\0\0")
-        self.device("179:0", device__serial="0x1f")
-        self.device("254:16", serial=b"\x01a")
-        found = [
-            self.identity(*number) for number in ((253, 1), (259, 0), (8, 0), (8, 16), (254, 0), (179, 0), (254, 16))
+        known: list[tuple[int, dict[str, str | bytes], str]] = [
+            (253, {"dm__uuid": "LVM-abc", "diskseq": "7"}, "dm/uuid LVM-abc"),
+            (259, {"wwid": "eui.0025"}, "wwid eui.0025"),
+            (8, {"device__wwid": "naa.6001405", "diskseq": "3"}, "device/wwid naa.6001405"),
+            (65, {"device__vpd_pg83": b"\x00\x83\x00\x14\xff", "diskseq": "4"}, "device/vpd_pg83 00830014ff"),
+            (254, {"serial": b"vol-1\0\0"}, "serial vol-1"),
+            (179, {"device__serial": "0x1f"}, "device/serial 0x1f"),
+            (252, {"serial": b"\x01a"}, "serial 0161"),
         ]
-        self.assertEqual(
-            [
-                "dm/uuid LVM-abc",
-                "wwid eui.0025",
-                "device/wwid naa.6001405",
-                "device/vpd_pg83 00830014ff",
-                "serial vol-1",
-                "device/serial 0x1f",
-                "serial 0161",
-            ],
-            found,
-        )
+        for major, files, identity in known:
+            self.device(f"{major}:0", **files)
+            self.assertEqual(identity, self.identity(major, 0))
 
     def test_a_lasting_name_is_the_same_under_another_number(self) -> None:
         self.device("8:0", device__wwid="naa.6001405", diskseq="3")

@@ -56,12 +56,9 @@ class RouteCase(TestCase):
         place = Place(self.folder, self.folder, host="here", address="")
         self.now = 1000.0
         self.attach = NbdAttach(
-            place,
-            lost=lambda _image, parent: self.lost.append(parent.host),
-            greeting_limit=0.5,
-            return_limit=PATIENCE,
-            clock=lambda: self.now,
-        )
+            place, lost=lambda _image, parent: self.lost.append(parent.host), greeting_limit=0.5,
+            return_limit=PATIENCE, clock=lambda: self.now,
+        )  # fmt: skip
         self.addCleanup(self.attach.close)
         self.parents = [Parent(host, f"unix://{self.folder}/{host}", "") for host in "abc"[: len(self.kinds)]]
         self.a, self.b, *_ = [self.serve(*each) for each in zip(self.parents, self.kinds, strict=True)]

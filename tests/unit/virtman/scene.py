@@ -13,6 +13,7 @@ from testtools import TestCase
 
 from drivers.base import Image
 from drivers.digests import draw
+from drivers.errors import DriverError
 from drivers.host import space
 from tests.doubles.drivers import DevicesDouble, Host, SnapshotDouble, blocks_of, number_in, source_over
 from tests.doubles.machines import MachinesDouble
@@ -22,13 +23,16 @@ from virtman.errors import NoRoom
 from virtman.imagestore import ImageStore
 from virtman.inplace import to_publish
 from virtman.kinds import IMAGE_KINDS, VM_KINDS
-from virtman.records import DeviceRecord, ImageRecord, InPlace, Record, RecordStore, Role, VmRecord
+from virtman.records import Boot, DeviceRecord, ImageRecord, InPlace, Record, RecordStore, Role, VmRecord
 from virtman.stacks import Stacks
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 
 NOW = 1_700_000_000.0
 """Seconds since 1970."""
+MIB = 1 << 20
+BOOT = Boot(memory=64, cpus=1, network="none")
+TROUBLE = DriverError("the device is on fire")
 
 
 class Cut(BaseException):

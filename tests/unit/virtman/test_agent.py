@@ -7,12 +7,11 @@ from collections.abc import Callable
 from testtools.matchers import Contains
 
 from drivers.digests import PIECES, Sum
-from drivers.errors import DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, Host, unnoticed
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
-from tests.unit.virtman.scene import Cut, damage
+from tests.unit.virtman.scene import BOOT, TROUBLE, Cut, damage
 from virtman import booting, cleaning, creating, models
 from virtman.agent import Agent
 from virtman.client import silently
@@ -30,10 +29,6 @@ from virtman.errors import (
     VmMoving,
 )
 from virtman.imagefile import LARGEST
-from virtman.records import Boot
-
-TROUBLE = DriverError("the device is on fire")
-BOOT = Boot(memory=64, cpus=1, network="none")
 
 
 class AgentTest(SiteCase):

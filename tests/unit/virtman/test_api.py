@@ -540,12 +540,8 @@ class StrangerTest(TestCase):
             "state": "hibernating", "memory": 64, "cpus": 1, "network": "none", "console_log": "/x", "accel": "hvf",
             "tpm": True,
         }  # fmt: skip
-        self.json(
-            {
-                "vms": [{"name": "vm", "uuid": str(UUID(int=7)), "disk": disk, "machine": machine, "disks": []}],
-                "next": None,
-            }
-        )
+        later = {"name": "vm", "uuid": str(UUID(int=7)), "disk": disk, "machine": machine, "disks": []}
+        self.json({"vms": [later], "next": None})
         (vm,) = self.client.vms()
         self.assertEqual(("hibernating", "migrating"), (vm.state, vm.disk.phase))
 

@@ -9,14 +9,12 @@ from testtools.matchers import Contains
 
 from drivers.errors import MonitorFailed
 from tests.patience import PATIENCE
-from tests.unit.virtman.scene import Scene, damage
-from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from tests.unit.virtman.scene import BOOT, MIB, Scene, damage
+from tests.unit.virtman.test_cut_off import CutOff
 from tests.unit.virtman.test_no_room import FullDisk
 from virtman import attaching, booting, creating, disks, renaming
 from virtman.errors import BadRequest, Conflict, HypervisorError, UnknownVm, VirtmanError, VmRuns
 from virtman.records import CRASH, FROZEN, OFF, RESIZE
-
-MIB = 1 << 20
 
 
 def a_vm_and_a_disk(scene: Scene) -> None:

@@ -10,16 +10,15 @@ from pathlib import Path
 from testtools import TestCase
 
 from tests.doubles.volt import child, parent
-from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.scene import BOOT, Scene
 from virtman import booting, creating, disks, following, hosting, origins, serving
 from virtman.errors import OriginChanged
 from virtman.inplace import to_publish
-from virtman.records import FROZEN, Boot
+from virtman.records import FROZEN
 
 Act = Callable[[Scene], object]
 
 FEWEST_MOMENTS = 3
-BOOT = Boot(memory=64, cpus=1, network="none")
 
 
 def offered(scene: Scene) -> None:

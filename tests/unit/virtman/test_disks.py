@@ -7,14 +7,10 @@ from testtools.matchers import Contains
 
 from drivers.errors import DiskInUse, DriverError, NotPossible
 from tests.doubles.drivers import Disk
-from tests.unit.virtman.scene import NOW, Scene
+from tests.unit.virtman.scene import BOOT, MIB, NOW, TROUBLE, Scene
 from virtman import booting, creating, disks, renaming
 from virtman.errors import BadRequest, BadSize, UnknownSnapshot, UnknownVm, VmExists, VmRuns
-from virtman.records import CRASH, FROZEN, OFF, REVERT, Boot, Snapshot, VmRecord
-
-MIB = 1 << 20
-BOOT = Boot(memory=64, cpus=1, network="none")
-TROUBLE = DriverError("the device is on fire")
+from virtman.records import CRASH, FROZEN, OFF, REVERT, Snapshot, VmRecord
 
 
 class DisksTest(TestCase):

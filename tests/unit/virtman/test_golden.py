@@ -24,8 +24,8 @@ from drivers.snapshot.disks import Records
 from drivers.snapshot.dmsnapshot import _Disk
 from drivers.snapshot.thinvolumes import Snapshot, ThinDisk
 from tests.unit.virtman import test_attaching, test_cut_off, test_migration, test_renaming, test_streams
-from tests.unit.virtman.scene import Scene, folder_for
-from tests.unit.virtman.test_cut_off import BOOT, Act
+from tests.unit.virtman.scene import BOOT, Scene, folder_for
+from tests.unit.virtman.test_cut_off import Act
 from virtman import attaching, booting, creating, disks, hosting, migration, origins, renaming
 from virtman.records import RENAME_BACK, DeviceRecord, ImageRecord, RecordStore, VmRecord
 from virtman.stackchoice import KERNEL, made_with, settle

@@ -15,19 +15,17 @@ from testtools.matchers import Contains, Not
 import virtman.libvirthost
 from drivers.base import Device
 from tests.unit.virtman.hypervisor import LIBVIRT, connect, disk_in
-from tests.unit.virtman.scene import folder_for
+from tests.unit.virtman.scene import BOOT, folder_for
 from tests.unit.virtman.test_seed import read
 from virtman.errors import BadRequest, DomainForeign, HostTrouble, HypervisorError, UnknownVm, VmRuns
 from virtman.libvirtdomain import shut_down
 from virtman.machines import LibvirtMachines
 from virtman.models import MigrationSource
 from virtman.qemu import RunningVm, files_of, give_to_hypervisor
-from virtman.records import Boot
 from virtman.seed import Identity
 
 LONG = 600.0
 """Seconds that are enough everywhere."""
-BOOT = Boot(memory=64, cpus=1, network="none")
 TRAVELLER = MigrationSource(uuid=uuid4(), memory=64, cpus=1, network="direct", seed="c2VlZA==", hardware="q35")
 
 

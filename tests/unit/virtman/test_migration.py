@@ -12,8 +12,8 @@ from testtools.matchers import Contains
 from drivers.errors import NotPossible
 from tests.doubles.machines import HARDWARE
 from tests.patience import PATIENCE
-from tests.unit.virtman.scene import Scene
-from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from tests.unit.virtman.scene import BOOT, MIB, Scene
+from tests.unit.virtman.test_cut_off import CutOff
 from tests.unit.virtman.test_streams import receive, sent
 from virtman import attaching, booting, copies, creating, disks, migration, renaming, streams
 from virtman.errors import BadRequest, BadStream, CallerGone, Conflict, HypervisorError, VirtmanError, VmMoving, VmRuns
@@ -21,7 +21,6 @@ from virtman.models import MigrationSource
 from virtman.names import TRAVELLING
 from virtman.records import MIGRATE
 
-MIB = 1 << 20
 THERE = "qemu+ssh://there/system"
 TRAVELLER = MigrationSource(uuid=uuid.uuid4(), **BOOT.model_dump(), seed="c2VlZA==", hardware=HARDWARE)
 SENT = "virtman-migration-2-x"

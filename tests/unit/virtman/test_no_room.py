@@ -9,14 +9,11 @@ from unittest import mock
 from testtools import TestCase
 
 from drivers.errors import DriverError
-from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.scene import BOOT, Scene
 from virtman import booting, creating, following, hosting, origins
 from virtman.errors import HostTrouble, NoRoom
-from virtman.records import Boot
 
 Act = Callable[[Scene], object]
-
-BOOT = Boot(memory=64, cpus=1, network="none")
 
 
 class FullDisk(TestCase):

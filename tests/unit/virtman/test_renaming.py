@@ -5,12 +5,10 @@ from __future__ import annotations
 from testtools import TestCase
 
 from drivers.errors import DiskInUse, HostFailed
-from tests.unit.virtman.scene import Scene
-from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from tests.unit.virtman.scene import BOOT, MIB, Scene
+from tests.unit.virtman.test_cut_off import CutOff
 from virtman import booting, creating, disks, renaming
 from virtman.errors import HypervisorError, UnknownVm, VirtmanError, VmExists, VmRuns
-
-MIB = 1 << 20
 
 
 def a_vm(scene: Scene) -> None:

@@ -17,7 +17,7 @@ from tests.doubles.servers import serve_agent
 from tests.others import GROUP, NOBODY, as_nobody
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.devices import some_device
-from tests.unit.virtman.scene import folder_for
+from tests.unit.virtman.scene import BOOT, folder_for
 from virtman import attaching, booting, creating, disks
 from virtman.agent import Agent
 from virtman.api import MAX_BODY, PEER, create_app
@@ -25,7 +25,6 @@ from virtman.client import AgentClient
 from virtman.errors import Forbidden
 from virtman.peer import Peer, peer_of
 from virtman.pipe import Pipe
-from virtman.records import Boot
 from virtman.roles import FOR_ALL, FOR_OPERATORS, permit_of
 
 
@@ -121,6 +120,7 @@ class SocketCase(SiteCase):
         self.folder = folder_for(self)
         self.folder.chmod(0o711)
         self.socket = self.folder / "agent.sock"
+        self.serve(self.gid)
 
     def serve(self, gid: int | None) -> None:
         serve_agent(self, create_app(self.agent), self.socket, gid)
@@ -139,10 +139,9 @@ class BootedTest(SocketCase):
 
     def setUp(self) -> None:
         super().setUp()
-        booting.boot(self.agent.vms, "web", "debian", None, Boot(memory=64, cpus=1, network="none"), [], None)
+        booting.boot(self.agent.vms, "web", "debian", None, BOOT, [], None)
         disks.take(self.agent.vms, "web", "then")
         creating.create(self.agent.vms, "data", "debian", None)
-        self.serve(self.gid)
 
     def check_refused(self, vm: str) -> None:
         calls: list[Callable[[AgentClient], object]] = [
@@ -169,14 +168,13 @@ class BootedTest(SocketCase):
         self.check_refused("data")
 
     def test_one_that_is_booted_meanwhile_is_not_destroyed(self) -> None:
-        boot = Boot(memory=64, cpus=1, network="none")
         asked: list[str] = []
 
         def permit(record):  # type: ignore[no-untyped-def]
             asked.append(record.name)
             permit_of(OPERATOR)(record)
             if len(asked) == 2 and not self.agent.vms.locks.taken("data"):  # before its power is cut
-                booting.boot(self.agent.vms, "data", "debian", None, boot, [], None)
+                booting.boot(self.agent.vms, "data", "debian", None, BOOT, [], None)
 
         self.assertRaises(Forbidden, creating.destroy, self.agent.vms, "data", permit)
         self.assertEqual("running", self.agent.overview.vm("data").state)
@@ -197,7 +195,6 @@ class BootedTest(SocketCase):
 
 class SocketTest(SocketCase):
     def test_a_long_body_is_not_taken(self) -> None:
-        self.serve(self.gid)
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(60)
             caller.connect(str(self.socket))
@@ -205,7 +202,6 @@ class SocketTest(SocketCase):
             self.assertIn(b" 413 ", caller.recv(4096).splitlines()[0])
 
     def test_members_alone_reach_it_and_without_a_group_nobody_does(self) -> None:
-        self.serve(self.gid)
         self.assertEqual("[]", self.as_nobody(lambda client: client.vms()))
         self.assertThat(self.as_nobody(lambda client: client.vms(), ()), StartsWith("AgentUnreachable: "))
         self.socket = self.folder / "other.sock"
@@ -213,7 +209,6 @@ class SocketTest(SocketCase):
         self.assertThat(self.as_nobody(lambda client: client.vms()), StartsWith("AgentUnreachable: "))
 
     def test_a_member_is_an_operator(self) -> None:
-        self.serve(self.gid)
         self.assertEqual("vm", self.as_nobody(lambda client: client.create("vm", "debian").name))
         said = self.as_nobody(lambda client: client.destroy("vm"))
         self.assertEqual("None", said)
@@ -228,7 +223,6 @@ class SocketTest(SocketCase):
         return file
 
     def test_a_link_to_what_only_root_reads_is_not_published(self) -> None:
-        self.serve(self.gid)
         link = self.folder / "link"
         link.symlink_to(self.file(0o600))
         said = self.as_nobody(lambda client: client.publish("stolen", link))
@@ -239,12 +233,12 @@ class SocketTest(SocketCase):
         self.assertNotIn("stolen", [image.name for image in self.agent.overview.images()])
 
     def test_what_a_member_may_read_is_published(self) -> None:
-        self.serve(self.gid)
         file = self.file(0o644)
         self.assertThat(self.as_nobody(lambda client: client.publish("mine", file).name), Contains("mine"))
 
     def test_a_member_has_devices_cached_that_he_may_write(self) -> None:
         self.agent = self.site.restart(cache="group")
+        self.socket = self.folder / "other.sock"
         self.serve(self.gid)
         device = some_device(self)
         said = self.as_nobody(lambda client: client.attach_cached(device).path)
@@ -257,7 +251,6 @@ class SocketTest(SocketCase):
         self.assertEqual([], self.agent.overview.devices())
 
     def test_no_file_is_written_with_the_agents_rights(self) -> None:
-        self.serve(self.gid)
         creating.create(self.agent.vms, "vm", "debian", None)
         target = self.folder / "target"
         asked = {"file": str(target), "format": "raw"}
@@ -269,13 +262,11 @@ class SocketTest(SocketCase):
         self.assertFalse(target.exists())
 
     def test_a_named_file_is_still_roots_to_ask_for(self) -> None:
-        self.serve(self.gid)
         file = self.file(0o600)
         asked = {"name": "old", "file": str(file)}
         self.assertThat(_post(AgentClient(self.socket), "/v1/images", asked), Contains('"name":"old"'))
 
     def test_a_stream_is_a_members_own(self) -> None:
-        self.serve(self.gid)
         creating.create(self.agent.vms, "vm", "debian", None)
         pipe = Pipe(self.agent.config.socket.parent, NOBODY)
         self.addCleanup(pipe.close)

@@ -7,14 +7,11 @@ from functools import partial
 
 from testtools import TestCase
 
-from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.scene import BOOT, MIB, Scene
 from virtman import attaching, booting, creating, disks, migration, renaming, streams
 from virtman.client import silently
 from virtman.errors import VmSaved
-from virtman.records import RECEIVE, REVERT, TAKE, Boot
-
-MIB = 1 << 20
-BOOT = Boot(memory=64, cpus=1, network="none")
+from virtman.records import RECEIVE, REVERT, TAKE
 
 
 class SavedTest(TestCase):

@@ -14,14 +14,12 @@ from drivers.errors import DriverError
 from drivers.host.locks import NamedLocks
 from tests.doubles.drivers import unnoticed
 from tests.doubles.volt import child, digest_of, parent, secret_of
-from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.scene import TROUBLE, Scene
 from virtman import creating, following, hosting, origins, serving
 from virtman.errors import Conflict, ContentChanged, CoordinatorDown, ImageExists, ImageInUse, Suspended
 from virtman.records import ImageRecord, Role
 from volt.client import Child
 
-SOON = 120.0
-TROUBLE = DriverError("the device is on fire")
 CHILD = Child(host="child", secret=secret_of("debian", "child"))
 CHILD_OF_MINE = Child(host="child", secret=secret_of("mine", "child"))
 

@@ -14,8 +14,8 @@ from drivers.blocks import open_blocks
 from drivers.errors import HostFailed
 from tests.doubles.drivers import SnapshotDouble
 from tests.doubles.volt import digest_of
-from tests.unit.virtman.scene import Scene, folder_for
-from tests.unit.virtman.test_cut_off import BOOT, CutOff
+from tests.unit.virtman.scene import BOOT, MIB, Scene, folder_for
+from tests.unit.virtman.test_cut_off import CutOff
 from virtman import booting, creating, disks, streams
 from virtman.client import silently
 from virtman.errors import (
@@ -31,8 +31,6 @@ from virtman.errors import (
 )
 from virtman.stream import MOST_DATA, Data, Header, Reader, Zeros, write
 from virtman.streams import pieces
-
-MIB = 1 << 20
 
 
 def sent(scene: Scene, snapshot: str | None = None, since: str | None = None, *, all_of_them: bool = False) -> bytes:

@@ -17,13 +17,13 @@ from drivers.digests import draw
 from drivers.errors import BadVolume, DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL, VolumesDouble
 from tests.doubles.volt import HERE, INTERVAL, digest_of, link_to, parent
-from tests.unit.virtman.clock import Clock
-from tests.unit.virtman.scene import Scene, damage
+from tests.unit.clock import Clock
+from tests.unit.virtman.scene import MIB, TROUBLE, Scene, damage
 from virtman import creating, hosting, origins, reading, serving
 from virtman.errors import CoordinatorDown, OriginChanged
 from virtman.imagekeeper import IDLE_CHECK, USED_CHECK
 from virtman.inplace import to_publish
-from virtman.records import Boot, ImageRecord, InPlace
+from virtman.records import ImageRecord, InPlace
 from virtman.upkeep import Upkeep
 from virtman.workqueue import CALM, LONGEST_PAUSE, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
@@ -33,9 +33,6 @@ PATIENCE = 60.0
 
 PAUSE = 0.002
 GRACE = 600.0
-MIB = 1 << 20
-TROUBLE = DriverError("the device is on fire")
-BOOT = Boot(memory=64, cpus=1, network="none")
 
 
 def answer(*assignments: Assignment, absent: tuple[str, ...] = ()) -> HeartbeatAnswer:

@@ -8,7 +8,7 @@ from testtools import TestCase
 
 from drivers.errors import DriverError
 from tests.patience import PATIENCE
-from tests.unit.virtman.scene import Scene
+from tests.unit.virtman.scene import BOOT, MIB, TROUBLE, Scene
 from virtman import booting, creating, disks, hosting
 from virtman.errors import (
     BadSize,
@@ -20,13 +20,10 @@ from virtman.errors import (
     VmExists,
     VmRuns,
 )
-from virtman.records import Boot, State, VmRecord
+from virtman.records import State, VmRecord
 from virtman.sizes import LARGEST_DISK
 
 SOON = 120.0
-MIB = 1 << 20
-TROUBLE = DriverError("the device is on fire")
-BOOT = Boot(memory=64, cpus=1, network="none")
 
 
 class VmsTest(TestCase):

@@ -8,8 +8,8 @@ from functools import partial
 
 from testtools import TestCase
 
+from tests.unit.clock import Clock
 from tests.unit.logs import Logged
-from tests.unit.virtman.clock import Clock
 from virtman.errors import CoordinatorDown
 from virtman.workqueue import BUSY, CALM, FIRST_PAUSE, LONGEST_PAUSE, REPEATED, THREADS, Job, Pool, WorkQueue
 

@@ -14,8 +14,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from testtools import TestCase
 
+from tests.unit.clock import Clock
 from tests.unit.logs import Logged
-from tests.unit.volt.clock import Clock
 from tests.unit.volt.databases import new_database
 from volt.coordinator import Coordinator
 from volt.errors import HostTaken, HostUnknown, ImageInUse, ImageWithdrawn, OriginNeeded
@@ -33,7 +33,7 @@ class CoordinatorCase(TestCase):
         """An empty store and a clock that stands still."""
         super().setUp()
         self.url = new_database(self)
-        self.clock = Clock()
+        self.clock = Clock(1_780_000_000.0)  # some day in 2026
         self.volt = self.start()
 
     def start(self, policy: Policy | None = None) -> Coordinator:
@@ -99,7 +99,7 @@ class CoordinatorCase(TestCase):
     def pass_time(self, seconds: int) -> None:
         """Volt looks for leases that ran out as often as its thread does."""
         for _ in range(seconds):
-            self.clock.time += 1
+            self.clock.now += 1
             self.volt.leases.expire()
 
 
@@ -291,10 +291,10 @@ class Heartbeats(CoordinatorCase):
 
     def test_revisions_grow_with_time(self) -> None:
         self.publish()
-        self.assertTrue(self.current("origin").revision >= self.clock.time * 1000)
-        self.clock.time += 1
-        self.assertEqual(self.clock.time * 1000, self.volt.join("image", "origin").revision)
-        self.assertEqual(self.clock.time * 1000 + 1, self.volt.join("image", "origin").revision)
+        self.assertTrue(self.current("origin").revision >= self.clock.now * 1000)
+        self.clock.now += 1
+        self.assertEqual(self.clock.now * 1000, self.volt.join("image", "origin").revision)
+        self.assertEqual(self.clock.now * 1000 + 1, self.volt.join("image", "origin").revision)
 
     def test_a_revision_that_nobody_can_have_changes_nothing(self) -> None:
         self.grow(3)
@@ -323,7 +323,7 @@ class SetBack(CoordinatorCase):
         path = Path(self.url.removeprefix("sqlite:///"))
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("VACUUM INTO ?", (f"{path}-copy",))
-        self.clock.time += 60
+        self.clock.now += 60
         for number in (1, 2):
             self.volt.leave("image", f"h{number}")
         self.host("h8", "h9")
@@ -336,7 +336,7 @@ class SetBack(CoordinatorCase):
         for name in (f"{path}-wal", f"{path}-shm"):
             Path(name).unlink(missing_ok=True)
         Path(f"{path}-copy").rename(path)
-        self.clock.time += 60
+        self.clock.now += 60
         self.logged = Logged(self, "volt.coordinator")
         self.volt = self.start()
 
@@ -449,7 +449,7 @@ class Leases(CoordinatorCase):
     def test_a_restart_evicts_nobody(self) -> None:
         self.grow(3)
         before = self.volt.tree("image")
-        self.clock.time += 3600
+        self.clock.now += 3600
         self.volt = self.start()
         self.pass_time(10)
         self.assertEqual(before, self.volt.tree("image"))
@@ -460,9 +460,9 @@ class Leases(CoordinatorCase):
         hosts = self.grow(3)
         with patch.object(Session, "execute", self.refuse_writes(Session.execute)):
             for _ in range(9):
-                self.clock.time += 1
+                self.clock.now += 1
                 self.assertRaises(OperationalError, self.volt.leases.expire)
-            self.clock.time += 1.5
+            self.clock.now += 1.5
         self.volt.leases.expire()
         self.assertEqual(len(hosts) + 1, self.hosts_in_state(HostState.ALIVE))
 
@@ -479,7 +479,7 @@ class Leases(CoordinatorCase):
         hosts = self.grow(10)
         self.pass_time(9)
         with self.database_away():
-            self.clock.time += 1
+            self.clock.now += 1
             self.assertRaises(OperationalError, self.volt.leases.expire)
         self.pass_time(10)
         self.assertEqual(10, self.volt.image("image").nodes)
@@ -490,7 +490,7 @@ class Leases(CoordinatorCase):
 
     def test_a_volt_that_stood_still_evicts_nobody_before_all_had_a_lease_since(self) -> None:
         self.grow(3)
-        self.clock.time += 12
+        self.clock.now += 12
         self.volt.leases.expire()
         self.pass_time(10)
         self.assertEqual(3, self.volt.image("image").nodes)

@@ -18,16 +18,9 @@ from volt.treeview import render
 
 def node(host: str, slot: int, *children: TreeNode, state: NodeState = NodeState.READY) -> TreeNode:
     return TreeNode(
-        host=host,
-        slot=slot,
-        state=state,
-        depth=min(slot, 1),
-        revision=3,
-        confirmed=3,
-        fetched_bytes=61_000_000,
-        parent=None if slot <= 0 else "origin",
-        children=list(children),
-    )
+        host=host, slot=slot, state=state, depth=min(slot, 1), revision=3, confirmed=3, fetched_bytes=61_000_000,
+        parent=None if slot <= 0 else "origin", children=list(children),
+    )  # fmt: skip
 
 
 class Drawing(TestCase):
@@ -92,9 +85,5 @@ class Tokens(TestCase):
         self.assertRaises(VoltError, read_token, self.token(b"secret", 0o604))
 
     def test_only_the_whole_token_matches(self) -> None:
-        matching = [
-            h
-            for h in (None, "", "secret", "Bearer secre", "Bearer secret", "Bearer secret ")
-            if token_matches(h, "secret")
-        ]
-        self.assertEqual(["Bearer secret"], matching)
+        for sent in (None, "", "secret", "Bearer secre", "Bearer secret", "Bearer secret "):
+            self.assertEqual(sent == "Bearer secret", token_matches(sent, "secret"), repr(sent))

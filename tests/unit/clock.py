@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Clock:
-    """Seconds, as ``time.monotonic`` gives them."""
+    """Seconds, as ``time.monotonic`` gives them; ``now`` may be those since 1970."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now
