@@ -17,10 +17,24 @@ HOSTS = st.integers(1, 16).map("h{}".format)
 WHICH = st.integers(0, 1000)
 
 
-class AnyOrder(RuleBasedStateMachine):
-    """Joins, leaves, evictions, returns, moves, reports, old backups, and messages that are late or never come."""
+class AnyTree(RuleBasedStateMachine):
+    """What holds at all times, and what all machines here need; the machine makes the cluster."""
 
     cluster: Cluster
+
+    def _pick(self, which: int) -> str:
+        return self.cluster.members[which % len(self.cluster.members)]
+
+    def _members(self) -> bool:
+        return bool(self.cluster.members)
+
+    @invariant()
+    def holds(self) -> None:
+        self.cluster.check()
+
+
+class AnyOrder(AnyTree):
+    """Joins, leaves, evictions, returns, moves, reports, old backups, and messages that are late or never come."""
 
     @initialize(fanout=st.integers(1, 3), hosts=st.integers(0, 16))
     def start(self, fanout: int, hosts: int) -> None:
@@ -37,17 +51,11 @@ class AnyOrder(RuleBasedStateMachine):
                 assert node.revision > stamps.get(host, -1)
         return sum(host in after and after[host][0] != old[0] for host, old in before.items())
 
-    def _pick(self, which: int) -> str:
-        return self.cluster.members[which % len(self.cluster.members)]
-
-    def _members(self) -> bool:
-        return bool(self.cluster.members)
-
     @rule(host=HOSTS)
     def join(self, host: str) -> None:
         self._changes(self.cluster.join, host)
 
-    @precondition(_members)
+    @precondition(AnyTree._members)
     @rule(which=WHICH)
     def evict(self, which: int) -> None:
         fanout = self.cluster.tree.fanout
@@ -76,7 +84,7 @@ class AnyOrder(RuleBasedStateMachine):
     def _origins(self) -> set[str]:
         return {origin.host for origin in self.cluster.tree.origins}
 
-    @precondition(_members)
+    @precondition(AnyTree._members)
     @rule(which=WHICH)
     def leave(self, which: int) -> None:
         self._changes(self.cluster.leave, self._pick(which))
@@ -100,7 +108,7 @@ class AnyOrder(RuleBasedStateMachine):
     def deliver_confirmation(self, which: int) -> None:
         self._changes(self.cluster.deliver_confirmation, which)
 
-    @precondition(_members)
+    @precondition(AnyTree._members)
     @rule(which=WHICH, parent=WHICH)
     def report(self, which: int, parent: int) -> None:
         reporter = self._pick(which)
@@ -125,10 +133,6 @@ class AnyOrder(RuleBasedStateMachine):
         origins = self.cluster.tree.origins
         self._changes(self.cluster.tree.leave, origins[which % len(origins)].host)
 
-    @invariant()
-    def holds(self) -> None:
-        self.cluster.check()
-
     def teardown(self) -> None:
         """Once everybody has heard everything, each host but a dead one is offered and reads from its heap parent."""
         if not hasattr(self, "cluster"):
@@ -142,29 +146,27 @@ class AnyOrder(RuleBasedStateMachine):
         self.cluster.check()
 
 
-class FewHear(RuleBasedStateMachine):
+class FewHear(AnyTree):
     """Evictions whose hosts are never told, while one that lives hears nothing either; then they come back.
 
     Few hosts and few rules: in the machine above such a chain of events is too rare to be found.
     """
 
-    cluster: Cluster
-
     @initialize(hosts=st.integers(5, 8))
     def start(self, hosts: int) -> None:
         self.cluster = Cluster.grown(hosts, fanout=1)
 
-    @precondition(lambda self: self.cluster.members)
+    @precondition(AnyTree._members)
     @rule(which=WHICH)
     def evict(self, which: int) -> None:
-        self.cluster.tree.leave(self.cluster.members[which % len(self.cluster.members)])
+        self.cluster.tree.leave(self._pick(which))
 
     @precondition(lambda self: len(self.cluster.members) > 2)
     @rule(first=WHICH, second=WHICH)
     def evict_two_and_have_the_first_come_back(self, first: int, second: int) -> None:
-        back = self.cluster.members[first % len(self.cluster.members)]
+        back = self._pick(first)
         self.cluster.tree.leave(back)
-        deaf = self.cluster.members[second % len(self.cluster.members)]
+        deaf = self._pick(second)
         self.cluster.settle(but=[deaf])
         self.cluster.tree.leave(deaf)
         self.cluster.join(back)
@@ -181,15 +183,9 @@ class FewHear(RuleBasedStateMachine):
         self.cluster.join(self.cluster.gone[which % len(self.cluster.gone)])
         self.cluster.deliver_answer(-1)
 
-    @invariant()
-    def holds(self) -> None:
-        self.cluster.check()
 
-
-class Lost(RuleBasedStateMachine):
+class Lost(AnyTree):
     """Volt's store is set back to a copy from before hosts were evicted, joined, and settled; these follow singly."""
-
-    cluster: Cluster
 
     @initialize(fanout=st.integers(1, 2), hosts=st.integers(3, 7))
     def start(self, fanout: int, hosts: int) -> None:
@@ -215,22 +211,18 @@ class Lost(RuleBasedStateMachine):
     def deliver_answer(self, which: int) -> None:
         self.cluster.deliver_answer(which)
 
-    @precondition(lambda self: self.cluster.members)
+    @precondition(AnyTree._members)
     @rule(which=WHICH)
     def speak(self, which: int) -> None:
         """By what it had before; then it is told the newest."""
-        host = self.cluster.members[which % len(self.cluster.members)]
+        host = self._pick(which)
         self.cluster.speak(host)
         self.cluster.ask(host)
 
-    @precondition(lambda self: self.cluster.members)
+    @precondition(AnyTree._members)
     @rule(which=WHICH)
     def evict(self, which: int) -> None:
-        self.cluster.tree.leave(self.cluster.members[which % len(self.cluster.members)])
-
-    @invariant()
-    def holds(self) -> None:
-        self.cluster.check()
+        self.cluster.tree.leave(self._pick(which))
 
     def teardown(self) -> None:
         """Once everybody has heard everything, each host reads by the list that Volt has for it and by no other."""
