@@ -27,6 +27,7 @@ from virtman.records import ImageRecord, InPlace
 from virtman.upkeep import Upkeep
 from virtman.workqueue import CALM, LONGEST_PAUSE, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
+from volt.errors import StoreDown
 
 PATIENCE = 60.0
 """Seconds until a test that hangs is given up; none is measured by it."""
@@ -68,19 +69,17 @@ class UpkeepTest(TestCase):
         assert record is not None
         return record
 
-    def tell(self) -> HeartbeatAnswer:
-        """A heartbeat, to which Volt answers."""
-        reports, needed = self.upkeep.news()
-        return self.volt.heartbeat(HERE, reports, self.upkeep.kept, needed)
-
-    def beat(self) -> None:
-        """A heartbeat, as Volt answers it, and all that comes of it."""
-        try:
-            said: HeartbeatAnswer | None = self.tell()
-        except Exception:  # noqa: BLE001  Volt is down
-            said = None
-        self.upkeep.handle(said)
-        self.settle()
+    def beat(self, times: int = 1, *, after: float = 0.0) -> None:
+        """Heartbeats, as Volt answers them, and all that comes of them; ``after``: seconds that pass before."""
+        self.clock.advance(after)
+        for _ in range(times):
+            reports, needed = self.upkeep.news()
+            try:
+                said: HeartbeatAnswer | None = self.volt.heartbeat(HERE, reports, self.upkeep.kept, needed)
+            except StoreDown:
+                said = None
+            self.upkeep.handle(said)
+            self.settle()
 
     def settle(self) -> None:
         """Wait until nothing is under way, and nothing is due."""
@@ -113,8 +112,7 @@ class VoltsAnswerTest(UpkeepTest):
     def test_an_answer_without_news_changes_nothing(self) -> None:
         self.attached()
         self.host.calls.clear()
-        for _ in range(3):
-            self.beat()
+        self.beat(3)
         self.assertEqual(([], 0), (self.host.calls, self.scene.changes))
 
     def test_a_forgotten_image_is_joined_again_and_volt_told_soon(self) -> None:
@@ -188,8 +186,7 @@ class QuietTest(UpkeepTest):
         """Beat ten times; how often Volt was asked for something besides, and that nobody wants to beat sooner."""
         self.beat()
         asked = len([moment for moment in self.scene.moments if moment.startswith("before volt.")])
-        for _ in range(10):
-            self.beat()
+        self.beat(10)
         self.assertEqual(0, self.scene.changes)
         self.assertIn(f"place of {name}", self.upkeep.queue.troubles())
         return len([moment for moment in self.scene.moments if moment.startswith("before volt.")]) - asked - 10
@@ -237,8 +234,7 @@ class AgainTest(UpkeepTest):
         self.attached()
         self.volt.down = True
         hosting.remove_if_idle(self.scene.stacks, "debian")
-        for _ in range(10):
-            self.beat()
+        self.beat(10)
         self.volt.down = False
         self.beat()  # whatever pause the last failure had
         self.scene.check_empty(self)
@@ -303,8 +299,7 @@ class DriversCallTest(UpkeepTest):
     def test_a_parent_that_was_left_and_is_well_again_is_read_from_until_that_succeeds(self) -> None:
         self.attached()
         self.host.unsettled, self.host.failing = {"debian"}, {"export.publish": TROUBLE}
-        self.clock.advance(IDLE_CHECK)
-        self.beat()
+        self.beat(after=IDLE_CHECK)
         self.assertEqual({"image debian": "check: the device is on fire"}, self.upkeep.queue.troubles())
         self.host.unsettled, self.host.failing = set(), {}
         for published in (True, False):
@@ -434,8 +429,7 @@ class InPlaceTest(UpkeepTest):
         for _ in range(3):
             self.clock.advance(CALM + 1)
             (aside / "place").rename(aside / "away")
-            for _ in range(3):
-                self.beat()
+            self.beat(3)
             self.assertNotIn(image.name, self.host.served)
             (aside / "away").rename(aside / "place")
             self.beat()
@@ -539,8 +533,7 @@ class WithdrawnTest(UpkeepTest):
         self.attached()
         creating.create(self.scene.vms, "vm", "debian", None)
         self.withdraw()
-        for _ in range(3):
-            self.beat()
+        self.beat(3)
         self.assertIn("debian", self.host.served)
         creating.destroy(self.scene.vms, "vm")
         self.settle()
@@ -551,8 +544,7 @@ class WithdrawnTest(UpkeepTest):
     def test_a_cache_that_was_kept_since_its_stack_went_is_deleted(self) -> None:
         self.attached()
         hosting.remove_if_idle(self.scene.stacks, "debian")
-        for _ in range(3):
-            self.beat()
+        self.beat(3)
         self.assertEqual(1, len(self.host.caches), "somebody may attach it again")
         self.withdraw()
         self.beat()
@@ -582,8 +574,7 @@ class WithdrawnTest(UpkeepTest):
         self.published()
         self.withdraw("mine")
         with self.scene.store.publishing.hold("another"):
-            for _ in range(3):
-                self.beat()
+            self.beat(3)
             self.assertEqual(({}, 1), (self.host.leftovers(), len(list(self.scene.store.keys()))))
         self.beat()
         self.assert_gone()
@@ -592,8 +583,7 @@ class WithdrawnTest(UpkeepTest):
         self.published()
         self.volt.read_by_others("mine")
         self.withdraw("mine")
-        for _ in range(3):
-            self.beat()
+        self.beat(3)
         self.assertIn("mine", self.host.served)
         self.volt.read_by_others("mine", 0)
         self.beat()
@@ -621,11 +611,9 @@ class IdleTest(UpkeepTest):
     def test_an_idle_stack_goes_when_its_grace_is_over(self) -> None:
         self.attached()
         self.beat()
-        self.clock.advance(GRACE - 1)
-        self.beat()
+        self.beat(after=GRACE - 1)
         self.assertIn("debian", self.host.served)
-        self.clock.advance(1)
-        self.beat()
+        self.beat(after=1)
         self.scene.check_empty(self)
 
     def test_a_vm_in_between_begins_the_grace_anew(self) -> None:
@@ -635,23 +623,18 @@ class IdleTest(UpkeepTest):
         creating.create(self.scene.vms, "vm", "debian", None)
         self.beat()
         creating.destroy(self.scene.vms, "vm")
-        self.clock.advance(GRACE - 1)
-        self.beat()
-        self.clock.advance(GRACE - 1)
-        self.beat()
+        self.beat(after=GRACE - 1)
+        self.beat(after=GRACE - 1)
         self.assertIn("debian", self.host.served)
 
     def test_an_origins_image_that_nobody_reads_is_looked_at_less_often_and_stays(self) -> None:
         origins.add_origin(self.scene.stacks, self.scene.put_content("mine"))
         for _ in range(3):
-            self.clock.advance(GRACE)
-            self.beat()
+            self.beat(after=GRACE)
             self.host.daemon_dies("mine")
-            self.clock.advance(IDLE_CHECK - 1)
-            self.beat()
+            self.beat(after=IDLE_CHECK - 1)
             self.assertNotIn("mine", self.host.served)
-            self.clock.advance(1)
-            self.beat()
+            self.beat(after=1)
             self.assertIn("mine", self.host.served)
         self.scene.check(self)
 
@@ -661,8 +644,7 @@ class IdleTest(UpkeepTest):
         self.beat()
         self.host.caches[record.image.key] *= 2
         for seconds, times in ((0.9 * USED_CHECK, 1), (0.1 * USED_CHECK, 2)):
-            self.clock.advance(seconds)
-            self.beat()
+            self.beat(after=seconds)
             self.assertEqual(times * BYTES_PER_FETCH, self.upkeep.images.stats("debian").held_bytes)
 
 
