@@ -153,6 +153,12 @@ class Scene:
             self.troubles = upkeep.queue.troubles()
             upkeep.queue.stop()
 
+    def record(self, image: str = "debian") -> ImageRecord:
+        """The record of an image that is here."""
+        record = self.image_shelf.get(image)
+        assert record is not None
+        return record
+
     def check(self, test: TestCase) -> None:
         """What is on the host and at Volt is what the records say, and the records say that all is whole."""
         images = {record.name: record for record in self.stacks.records.all()}

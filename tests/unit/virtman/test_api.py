@@ -146,7 +146,7 @@ class ErrorsTest(ApiTest):
             (driver_errors.VolumeInUse(Path("/dev/sdx"), ["sdb"]), DiskBusy, 409, "sdb"),
             (driver_errors.ToolMissing("qemu-img"), DriverTrouble, 500, "qemu-img"),
             (ZeroDivisionError("division"), VirtmanError, 500, "unexpected ZeroDivisionError: division"),
-        )  # fmt: skip
+        )
         for error, ours, status, said in raised:
             for call in (self.client.status, self.publish):
                 seen = self.raised(error, call)

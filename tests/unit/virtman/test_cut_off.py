@@ -271,10 +271,8 @@ class CutOffTest(CutOff):
             scene.put_in_place("other")
 
         def other(scene: Scene) -> None:
-            record = scene.stacks.records.get("mine")
-            assert record is not None
             with to_publish(scene.folder / "other.raw", []) as (found, _fd):
-                origins.add_origin(scene.stacks, record.image, found)
+                origins.add_origin(scene.stacks, scene.record("mine").image, found)
 
         def one_of_them(scene: Scene) -> None:
             scene.check(self)
@@ -290,10 +288,8 @@ class CutOffTest(CutOff):
             (scene.folder / "mine.raw").write_bytes(bytes(1 << 20))
 
         def look(scene: Scene) -> None:
-            record = scene.stacks.records.get("mine")
-            assert record is not None
             with contextlib.suppress(OriginChanged):
-                serving.check_in_place(scene.stacks, record)
+                serving.check_in_place(scene.stacks, scene.record("mine"))
 
         def not_served(scene: Scene) -> None:
             self.assertEqual({}, scene.host.leftovers())

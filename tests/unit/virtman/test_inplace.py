@@ -34,9 +34,7 @@ class InPlaceTest(TestCase):
 
     def record(self, digest: str = DRAWN, **fields: object) -> ImageRecord:
         known = self.found().model_copy(update=fields)
-        return ImageRecord(
-            name="img", role=Role.ORIGIN, state=State.PRESENT, size=SIZE, digest=digest, in_place=known
-        )  # fmt: skip
+        return ImageRecord(name="img", role=Role.ORIGIN, state=State.PRESENT, size=SIZE, digest=digest, in_place=known)
 
     def why_not(self, record: ImageRecord, kind: type[Exception] = OriginChanged) -> str:
         return str(self.assertRaises(kind, self.open, record))

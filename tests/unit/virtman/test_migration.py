@@ -215,7 +215,7 @@ class LeaveTest(TestCase):
         there(self.scene)
         error = self.assertRaises(
             HypervisorError, migration.leave, self.scene.vms, "vm", THERE, "<domain/>", SENT, abort
-        )  # fmt: skip
+        )
         aborting.join(PATIENCE)
         self.assertEqual("it was ended", str(error))
         self.assert_stays()

@@ -31,7 +31,7 @@ MIB = 1 << 20
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TRAVELLER = models.MigrationSource(
     uuid=uuid4(), memory=64, cpus=1, network="direct", seed="AA==", hardware="pc-q35-7.2"
-)  # fmt: skip
+)
 
 
 class World:

@@ -34,11 +34,6 @@ class StacksTest(TestCase):
         self.volt.offer(name)
         return hosting.ensure(self.stacks, name)
 
-    def record(self, name: str = "debian") -> ImageRecord:
-        record = self.scene.image_shelf.get(name)
-        assert record is not None
-        return record
-
 
 class EnsureTest(StacksTest):
     def test_it_attaches_and_confirms_the_parents(self) -> None:
@@ -151,7 +146,7 @@ class OriginTest(StacksTest):
         self.volt.down = True
         error = self.assertRaises(CoordinatorDown, self.publish)
         self.assertIn("virtman unpublish mine", str(error))
-        self.assertEqual("publishing", self.record("mine").phase)
+        self.assertEqual("publishing", self.scene.record("mine").phase)
         self.volt.down = False
         serving.restore(self.stacks, "mine")
         self.assertEqual({"mine"}, set(self.volt.images))
@@ -164,7 +159,7 @@ class OriginTest(StacksTest):
         self.assertIn("mine", self.host.served)
         self.volt.down = False
         creating.create(self.scene.vms, "vm", "mine", None)
-        self.assertEqual(Role.ORIGIN, self.record("mine").role)
+        self.assertEqual(Role.ORIGIN, self.scene.record("mine").role)
         self.scene.check(self)
 
     def test_a_publish_that_volt_refuses_later_is_taken_back(self) -> None:
@@ -185,10 +180,10 @@ class OriginTest(StacksTest):
 
     def test_a_publish_that_is_yet_to_be_announced_is_taken_back_when_volt_answers(self) -> None:
         self.publish_without_an_answer()
-        before = self.record("mine")
+        before = self.scene.record("mine")
         error = self.assertRaises(CoordinatorDown, origins.take_back, self.stacks, "mine")
         self.assertIn("other hosts may read it", str(error))
-        self.assertEqual((before, {"mine"}), (self.record("mine"), set(self.host.served)))
+        self.assertEqual((before, {"mine"}), (self.scene.record("mine"), set(self.host.served)))
         self.volt.down = False
         self.assertTrue(origins.take_back(self.stacks, "mine"))
         self.assertEqual({}, self.volt.images, "Volt had it")
@@ -206,7 +201,7 @@ class OriginTest(StacksTest):
     def test_a_publish_that_a_vm_reads_is_not_taken_back(self) -> None:
         self.publish()
         creating.create(self.scene.vms, "vm", "mine", None)
-        self.scene.image_shelf.put("mine", self.record("mine").begin("publish"))
+        self.scene.image_shelf.put("mine", self.scene.record("mine").begin("publish"))
         self.assertRaises(ImageInUse, origins.take_back, self.stacks, "mine")
         self.assertIn("mine", self.host.served)
 
@@ -256,16 +251,16 @@ class FollowTest(StacksTest):
         self.host.calls.clear()
         following.follow(self.stacks, self.volt.assign("debian", ["other", "alternate"], ["child"]))
         self.assertNotIn("export.publish", self.host.calls)
-        self.assertFalse(self.record().unconfirmed)
+        self.assertFalse(self.scene.record().unconfirmed)
         self.assertEqual([child("child")], self.host.allowed["debian"])
 
     def test_an_old_assignment_is_ignored(self) -> None:
         self.attached()
         old = self.volt.assign("debian", ["old"])
         following.follow(self.stacks, self.volt.assign("debian", ["new"]))
-        before = self.record()
+        before = self.scene.record()
         following.follow(self.stacks, old)
-        self.assertEqual(before, self.record())
+        self.assertEqual(before, self.scene.record())
 
     def test_a_failed_move_is_not_confirmed_and_done_again(self) -> None:
         self.attached()
@@ -273,7 +268,7 @@ class FollowTest(StacksTest):
             assignment = self.volt.assign("debian", [f"new-for-{call}"])
             self.host.failing = {call: TROUBLE}
             self.assertRaises(DriverError, following.follow, self.stacks, assignment)
-            self.assertTrue(self.record().unconfirmed)
+            self.assertTrue(self.scene.record().unconfirmed)
             self.host.failing = {}
             following.follow(self.stacks, assignment)
             self.scene.check(self)
@@ -287,14 +282,14 @@ class FollowTest(StacksTest):
         )
         self.assertEqual(["export.allow"], self.host.calls)
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
-        self.assertEqual((child("child", "mine"),), self.record("mine").children)
+        self.assertEqual((child("child", "mine"),), self.scene.record("mine").children)
 
     def test_other_content_under_the_same_name_is_not_followed(self) -> None:
         before = self.attached()
         self.volt.forget("debian")
         self.volt.offer("debian", digest="sha256:" + "f" * 64)
         self.assertRaises(ContentChanged, following.rejoin, self.stacks, "debian")
-        self.assertEqual(before, self.record())
+        self.assertEqual(before, self.scene.record())
         self.assertNotIn("debian", self.volt.places, "it does not even join")
         self.assertNotIn("before volt.join", self.scene.moments[self.scene.moments.index("attach:done") :])
 
@@ -302,7 +297,7 @@ class FollowTest(StacksTest):
         before = self.attached()
         self.volt.offer("debian", digest="sha256:" + "f" * 64)
         self.assertRaises(ContentChanged, following.follow, self.stacks, self.volt.assign("debian", ["new"]))
-        self.assertEqual(before, self.record())
+        self.assertEqual(before, self.scene.record())
         self.assertNotIn("debian", self.volt.places)
         self.assertEqual({"debian": -1}, self.volt.dropped)
 
@@ -312,7 +307,7 @@ class FollowTest(StacksTest):
         self.host.daemon_dies("debian")  # it did not survive its parent
         following.report_lost(self.stacks, "debian", "other")
         self.scene.check(self)
-        self.assertEqual(record, self.record())
+        self.assertEqual(record, self.scene.record())
 
 
 class RemovalTest(StacksTest):
@@ -353,10 +348,10 @@ class RemovalTest(StacksTest):
         self.volt.down = True
         self.assertTrue(hosting.remove_if_idle(self.stacks, "debian"))
         self.assertEqual({}, self.host.leftovers())
-        self.assertTrue(self.record().leaving)
+        self.assertTrue(self.scene.record().leaving)
         self.assertRaises(CoordinatorDown, hosting.leave_later, self.stacks, "debian")
         self.volt.down = False
-        newest = self.record().assigned
+        newest = self.scene.record().assigned
         hosting.leave_later(self.stacks, "debian")
         self.assertEqual({"debian": newest}, self.volt.dropped)
         self.scene.check_empty(self)

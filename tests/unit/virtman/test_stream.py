@@ -102,7 +102,7 @@ class RoundTripTest(TestCase):
     @given(streams(), st.data())
     def test_a_stream_that_is_cut_or_altered_is_told(
         self, stream: tuple[Header, Sections], data: st.DataObject
-    ) -> None:  # fmt: skip
+    ) -> None:
         whole = written(*stream)
         place = data.draw(st.integers(0, len(whole) - 1))
         self.assertRaises(BadStream, read, whole[:place])

@@ -64,11 +64,6 @@ class UpkeepTest(TestCase):
         self.scene.changes = 0
         return record
 
-    def record(self, name: str = "debian") -> ImageRecord:
-        record = self.scene.stacks.records.get(name)
-        assert record is not None
-        return record
-
     def beat(self, times: int = 1, *, after: float = 0.0) -> None:
         """Heartbeats, as Volt answers them, and all that comes of them; ``after``: seconds that pass before."""
         self.clock.advance(after)
@@ -168,7 +163,7 @@ class VoltsAnswerTest(UpkeepTest):
 
     def test_after_stop_nothing_is_begun(self) -> None:
         self.attached()
-        image = self.record().image
+        image = self.scene.record().image
         self.settle()
         self.host.calls.clear()
         self.upkeep.stopped = True
@@ -394,9 +389,9 @@ class AskVoltTest(UpkeepTest):
 class InPlaceTest(UpkeepTest):
     def setUp(self) -> None:
         super().setUp()
-        self.image, in_place = self.scene.put_in_place("mine")
+        self.image, self.in_place = self.scene.put_in_place("mine")
         self.file = self.scene.folder / "mine.raw"
-        origins.add_origin(self.scene.stacks, self.image, in_place)
+        origins.add_origin(self.scene.stacks, self.image, self.in_place)
         self.settle()
         self.beat()
 
@@ -449,28 +444,23 @@ class InPlaceTest(UpkeepTest):
     def test_who_does_not_serve_it_confirms_nothing_by_which_others_would_read_here(self) -> None:
         self.file.unlink()
         self.beat()
-        before = self.record("mine").revision
+        before = self.scene.record("mine").revision
         self.volt.assign("mine", [], ["child"])
         self.beat()
-        self.assertEqual((before, {}), (self.record("mine").revision, self.host.leftovers()))
+        self.assertEqual((before, {}), (self.scene.record("mine").revision, self.host.leftovers()))
 
     def test_the_digest_is_computed_when_it_is_asked_for(self) -> None:
-        record = self.record("mine")
-        assert record.in_place is not None
-        wanted = record.in_place.model_copy(update={"digest": True})
-        origins.add_origin(self.scene.stacks, self.image, wanted)
+        origins.add_origin(self.scene.stacks, self.image, self.in_place.model_copy(update={"digest": True}))
         self.settle()
-        known = self.record("mine").in_place
+        known = self.scene.record("mine").in_place
         assert known is not None
         self.assertEqual(f"sha256:{hashlib.sha256(self.file.read_bytes()).hexdigest()}", known.content)
         self.assertIn("mine", self.host.served)
         self.assertEqual({}, self.upkeep.queue.troubles())
 
     def test_a_digest_of_what_changed_meanwhile_is_none(self) -> None:
-        record = self.record("mine")
-        assert record.in_place is not None
         self.upkeep.stopped = True
-        origins.add_origin(self.scene.stacks, self.image, record.in_place.model_copy(update={"digest": True}))
+        origins.add_origin(self.scene.stacks, self.image, self.in_place.model_copy(update={"digest": True}))
 
         def read_and_change(*given: Any) -> str | None:
             found = reading.digest_of(*given)
@@ -479,7 +469,7 @@ class InPlaceTest(UpkeepTest):
 
         self.patch(serving, "digest_of", read_and_change)
         self.assertRaises(OriginChanged, serving.compute_digest, self.scene.stacks, "mine")
-        known = self.record("mine").in_place
+        known = self.scene.record("mine").in_place
         assert known is not None
         self.assertIsNone(known.content)
 
@@ -501,7 +491,7 @@ class ReportsTest(UpkeepTest):
         self.attached()
         self.scene.volt.down = True
         hosting.remove_if_idle(self.scene.stacks, "debian")
-        self.assertTrue(self.record().leaving)
+        self.assertTrue(self.scene.record().leaving)
         self.assertEqual([], self.upkeep.news()[0])
 
 

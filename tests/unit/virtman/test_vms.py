@@ -33,11 +33,6 @@ class VmsTest(TestCase):
         self.scene.volt.offer("debian", size=MIB)
         self.vms, self.host = self.scene.vms, self.scene.host
 
-    def record(self, name: str = "vm") -> VmRecord:
-        record = self.scene.vm_shelf.get(name)
-        assert record is not None
-        return record
-
     def boot(self) -> None:
         booting.boot(self.vms, "vm", "debian", None, BOOT, [], None)
 
@@ -49,10 +44,8 @@ class CreateTest(VmsTest):
         self.assertEqual((MIB, 5 * MIB), (self.host.disks["vm"].size, self.host.disks["larger"].size))
         export = self.scene.stacks.source.device(hosting.ensure(self.scene.stacks, "debian").image)
         self.assertEqual(export, self.host.disks["vm"].origin)
-        record = self.record()
-        self.assertEqual(
-            VmRecord(name="vm", image="debian", size=MIB, state=State.PRESENT, uuid=record.uuid), record
-        )  # fmt: skip
+        record = self.scene.vms.record("vm")
+        self.assertEqual(VmRecord(name="vm", image="debian", size=MIB, state=State.PRESENT, uuid=record.uuid), record)
 
     def test_asked_again_it_leaves_the_disk_alone(self) -> None:
         creating.create(self.vms, "vm", "debian", None)
@@ -139,7 +132,7 @@ class DestroyTest(VmsTest):
 
     def test_one_that_is_received_after_a_cut_destroy_is_new(self) -> None:
         self.host.disks["vm"].writes = "secret"
-        self.scene.vm_shelf.put("vm", self.record().begin("destroy"))
+        self.scene.vm_shelf.put("vm", self.scene.vms.record("vm").begin("destroy"))
         creating.receive(
             self.vms, "vm", "debian", MIB, [],
             lambda stack: creating.Made(creating.new_disk(self.vms, "vm", stack, MIB)),
@@ -177,10 +170,10 @@ class BootTest(VmsTest):
 
     def test_a_disk_that_was_there_outlives_a_boot_that_is_refused(self) -> None:
         creating.create(self.vms, "vm", "debian", None)
-        before = self.record()
+        before = self.scene.vms.record("vm")
         self.machines.failing = {"start": DomainForeign("somebody else's")}
         self.assertRaises(DomainForeign, self.boot)
-        self.assertEqual(before, self.record())
+        self.assertEqual(before, self.scene.vms.record("vm"))
         self.scene.check(self)
 
     def test_no_hypervisor_at_all_needs_none_to_undo_the_boot(self) -> None:
@@ -201,7 +194,7 @@ class BootTest(VmsTest):
         self.lose_the_hypervisor()
         self.assertIn("vm", self.machines.running)
         self.assertIn("vm", self.host.disks)
-        self.assertEqual(BOOT, self.record().boot, "nobody forgets that it may run")
+        self.assertEqual(BOOT, self.scene.vms.record("vm").boot, "nobody forgets that it may run")
         self.scene.restart()  # the hypervisor is back
         self.scene.check(self)
         self.assertEqual({}, self.machines.running)
@@ -210,7 +203,7 @@ class BootTest(VmsTest):
         creating.create(self.vms, "vm", "debian", None)
         self.host.disks["vm"].writes = "precious"
         self.lose_the_hypervisor()
-        self.assertEqual(BOOT, self.record().boot)
+        self.assertEqual(BOOT, self.scene.vms.record("vm").boot)
         self.scene.restart()
         self.assertEqual("precious", self.host.disks["vm"].writes)
         self.assertIn("vm", self.machines.running, "the hypervisor has it, so the boot is finished")
@@ -221,7 +214,7 @@ class BootTest(VmsTest):
         self.machines.failing = {"start": HypervisorError("no memory")}
         other = BOOT.model_copy(update={"memory": 128})
         self.assertRaises(HypervisorError, booting.boot, self.vms, "vm", "debian", None, other, [], None)
-        self.assertEqual(BOOT, self.record().boot)
+        self.assertEqual(BOOT, self.scene.vms.record("vm").boot)
         self.assertIn("vm", self.machines.running)
         self.scene.check(self)
 
@@ -230,16 +223,16 @@ class BootTest(VmsTest):
         other = BOOT.model_copy(update={"memory": 128})
         self.assertRaises(VmRuns, booting.boot, self.vms, "vm", "debian", None, other, [], None)
         self.assertRaises(VmRuns, booting.boot, self.vms, "vm", "debian", None, BOOT, ["key"], None)
-        self.assertEqual(BOOT, self.record().boot)
+        self.assertEqual(BOOT, self.scene.vms.record("vm").boot)
         self.scene.check(self)
 
     def test_a_boot_of_a_running_vm_that_was_cut_off_is_recorded_with_what_runs(self) -> None:
         self.boot()
         other = BOOT.model_copy(update={"memory": 128})
         self.scene.cut(lambda scene: booting.boot(scene.vms, "vm", "debian", None, other, [], None), 1)
-        self.assertEqual(other, self.record().boot)
+        self.assertEqual(other, self.scene.vms.record("vm").boot)
         self.scene.restart()
-        self.assertEqual(BOOT, self.record().boot)
+        self.assertEqual(BOOT, self.scene.vms.record("vm").boot)
         self.scene.check(self)
 
     def test_a_vm_is_started_again_as_it_was_booted_or_changed_since(self) -> None:
@@ -249,7 +242,7 @@ class BootTest(VmsTest):
             self.machines.edit("vm", machine)
             booting.start(self.vms, "vm")
             self.assertIn("vm", self.machines.running)
-            self.assertEqual((machine, machine), (self.vms.record("vm").boot, self.machines.machine("vm")))
+            self.assertEqual((machine, machine), (self.scene.vms.record("vm").boot, self.machines.machine("vm")))
             self.scene.check(self)
 
     def test_a_vm_that_was_never_booted_cannot_be_started_again(self) -> None:
