@@ -16,14 +16,14 @@ from tests.doubles.drivers import Host
 from tests.doubles.plugin import install_doubles
 from tests.doubles.servers import serve_volt
 from tests.doubles.volt import VoltDouble
+from tests.patience import wait_until
 from tests.unit.virtman.hypervisor import LIBVIRT, connect, domains
-from tests.unit.virtman.scene import Cut, folder_for
+from tests.unit.virtman.scene import Cut, await_quiet, folder_for
 from virtman.agent import Agent
 from virtman.config import AgentConfig
 
 MIB = 1 << 20
 SOON = 120.0
-_PAUSE = 0.01
 
 
 class Site:
@@ -66,7 +66,7 @@ class Site:
         self.test.addCleanup(stopping)
         if started:
             agent.start()
-            self.await_true(lambda: not agent.overview.status().repairing and agent.overview.status().volt.connected)
+            wait_until(lambda: not agent.overview.status().repairing and agent.overview.status().volt.connected)
         return agent
 
     def restart(self, **settings: object) -> Agent:
@@ -77,7 +77,7 @@ class Site:
 
     def hold_still(self, agent: Agent) -> None:
         """Have an agent do nothing unasked from now on, but all that ``repair`` asks for."""
-        self.settle(agent)
+        await_quiet(agent.upkeep.queue)
         upkeep, settle = agent.upkeep, agent.upkeep.queue.settle
         upkeep.stopped = True
 
@@ -88,33 +88,14 @@ class Site:
 
         upkeep.queue.settle = settle_now  # type: ignore[method-assign]
 
-    def settle(self, agent: Agent) -> None:
-        """Wait until an agent does nothing, and nothing is due."""
-        queue = agent.upkeep.queue
-
-        def quiet() -> bool:
-            with queue._changed:
-                return not any(map(queue._busy, queue._entries))
-
-        self.await_true(quiet)
-
     def await_child(self, agent: Agent, image: str) -> None:
         """Wait until a host reads an image: who lets it in and who writes it down are two threads."""
-        self.await_true(
+        wait_until(
             lambda: (
                 bool(self.host.allowed[image])
                 and any(record.children for record in agent.stacks.records.all() if record.name == image)
             )
         )
-
-    def await_true(self, condition: Callable[[], object]) -> None:
-        """Wait until the condition holds."""
-        pause = threading.Event()
-        for _ in range(int(SOON / _PAUSE)):
-            if condition():
-                return
-            pause.wait(_PAUSE)
-        self.test.fail("what the test waits for did not happen")
 
     def have_a_thread_die(self, name: str, error: Exception) -> None:
         """Have a thread of the agent's process die of the error, again and again until the test ends."""
@@ -127,7 +108,7 @@ class Site:
         watch.start()
         self.test.addCleanup(watch.join)
         self.test.addCleanup(stopped.set)
-        self.await_true(lambda: watch.death)
+        wait_until(lambda: watch.death)
 
     def image_file(self, name: str = "disk.raw", seed: int = 1, size: int = MIB) -> Path:
         """A raw file to publish; another seed is another content. Skips without qemu-img."""

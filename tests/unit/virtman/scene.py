@@ -18,6 +18,7 @@ from drivers.host import space
 from tests.doubles.drivers import DevicesDouble, Host, SnapshotDouble, blocks_of, number_in, source_over
 from tests.doubles.machines import MachinesDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
+from tests.patience import wait_until
 from virtman.devices import Devices
 from virtman.errors import NoRoom
 from virtman.imagestore import ImageStore
@@ -27,6 +28,7 @@ from virtman.records import Boot, DeviceRecord, ImageRecord, InPlace, Record, Re
 from virtman.stacks import Stacks
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
+from virtman.workqueue import WorkQueue
 
 NOW = 1_700_000_000.0
 """Seconds since 1970."""
@@ -222,6 +224,16 @@ class Scene:
         file.write_bytes(f"content of {name}".encode().ljust(1 << 20))
         with to_publish(file, []) as (found, _fd):
             return Image(name, found.size, draw()), found
+
+
+def await_quiet(queue: WorkQueue) -> None:
+    """Wait until nothing is under way, and nothing is due."""
+
+    def quiet() -> bool:
+        with queue._changed:  # at one moment: a key that is done may have woken one that was not busy before
+            return not any(map(queue._busy, queue._entries))
+
+    wait_until(quiet)
 
 
 def folder_for(test: TestCase) -> Path:

@@ -9,9 +9,10 @@ from testtools.matchers import Contains
 from drivers.digests import PIECES, Sum
 from tests.doubles.drivers import BYTES_PER_FETCH, Host, unnoticed
 from tests.doubles.volt import digest_of
+from tests.patience import wait_until
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.hypervisor import LIBVIRT
-from tests.unit.virtman.scene import BOOT, TROUBLE, Cut, damage
+from tests.unit.virtman.scene import BOOT, TROUBLE, Cut, await_quiet, damage
 from virtman import booting, cleaning, creating, models
 from virtman.agent import Agent
 from virtman.client import silently
@@ -58,7 +59,7 @@ class LifeTest(AgentTest):
         second = self.site.agent(started=False, state=state, run=run, cache=self.cache)
         second.start()
         said = "Volt: another agent runs under the host name here"
-        self.site.await_true(lambda: said in (second.overview.status().volt.trouble or ""))
+        wait_until(lambda: said in (second.overview.status().volt.trouble or ""))
         self.assertThat(
             str(self.assertRaises(HostTaken, creating.create, second.vms, "vm", "debian", None)), Contains(said)
         )
@@ -70,7 +71,7 @@ class LifeTest(AgentTest):
         self.volt.down = True
         self.agent = self.site.restart(started=False)
         self.agent.start()
-        self.site.await_true(lambda: self.agent.overview.status().volt.trouble != "not connected yet")
+        wait_until(lambda: self.agent.overview.status().volt.trouble != "not connected yet")
         creating.create(self.agent.vms, "other", "debian", None)
         self.assertFalse(self.agent.overview.status().volt.connected)
         self.assertThat(self.agent.overview.status().volt.trouble, Contains("store does not answer"))
@@ -148,7 +149,7 @@ class UnpublishTest(AgentTest):
             self.assertTrue(self.agent.publishing.unpublish("mine").serving)
         self.agent.publishing.publish("mine", self.site.image_file(), silently)
         creating.destroy(self.agent.vms, "vm")
-        self.site.settle(self.agent)
+        await_quiet(self.agent.upkeep.queue)
         self.assertEqual((["here"], {"mine"}), (self.volt.images["mine"].origins, set(self.host.served)))
 
     def test_what_this_host_did_not_publish_is_not_touched(self) -> None:
@@ -167,7 +168,7 @@ class UnpublishTest(AgentTest):
             self.agent.heartbeat.soon()
             return condition()
 
-        self.site.await_true(beat)
+        wait_until(beat)
 
     def test_one_of_several_origins_gives_itself_up_and_volt_hears_that_its_own_vms_need_it(self) -> None:
         creating.create(self.agent.vms, "vm", "mine", None)
@@ -220,7 +221,7 @@ class PublishInPlaceTest(AgentTest):
         self.file.write_bytes(b"2" * MIB)  # from here on the agent may notice, and serve it no more
         self.assertEqual(first, self.publish(trust=first.digest))
         self.assertNotEqual(before, self.host.served["mine"])
-        self.site.settle(self.agent)
+        await_quiet(self.agent.upkeep.queue)
         self.assertEqual((True, None), (self.here().held, self.here().trouble))
         self.file.write_bytes(b"3" * 2 * MIB)
         self.assertRaises(ImageExists, self.publish, trust=first.digest)
@@ -356,16 +357,16 @@ class RepairTest(AgentTest):
 class ReconcilerTest(AgentTest):
     def test_a_dead_daemon_is_started_by_its_driver_telling(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
-        self.site.settle(self.agent)
+        await_quiet(self.agent.upkeep.queue)
         self.host.daemon_dies("debian")
         self.agent.stacks.source._export.died("debian")  # type: ignore[attr-defined]
-        self.site.await_true(lambda: "debian" in self.host.served)
+        wait_until(lambda: "debian" in self.host.served)
 
     def test_a_lost_parent_is_reported_by_its_driver_telling(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
         (path,) = self.agent.stacks.source.paths("debian")
         self.agent.stacks.source._attach.lost(self.agent.stacks.records.all()[0].image, path.parent)  # type: ignore[attr-defined]
-        self.site.await_true(lambda: self.volt.reported == [("debian", "other")])
+        wait_until(lambda: self.volt.reported == [("debian", "other")])
 
 
 class GcTest(AgentTest):
@@ -467,9 +468,9 @@ class SuspendTest(AgentTest):
         self.assertTrue(self.agent.overview.status().suspended)
         beats = len(self.volt.beats)
         self.agent.heartbeat.soon()
-        self.site.await_true(lambda: len(self.volt.beats) > beats)
+        wait_until(lambda: len(self.volt.beats) > beats)
         self.agent.upkeep.tend_all()  # as the beat's answer has it done
-        self.site.settle(self.agent)
+        await_quiet(self.agent.upkeep.queue)
         # What was planned before is refused, and not planned again.
-        self.site.await_true(lambda: not self.agent.overview.status().troubles)
+        wait_until(lambda: not self.agent.overview.status().troubles)
         self.assertEqual(set(), set(self.host.served))

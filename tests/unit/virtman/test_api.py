@@ -27,6 +27,7 @@ from drivers import errors as driver_errors
 from tests.doubles.drivers import POOL
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import SECRET
+from tests.patience import wait_until
 from tests.unit.logs import Logged
 from tests.unit.virtman.agents import SOON, SiteCase
 from tests.unit.virtman.devices import some_device
@@ -281,11 +282,7 @@ class LongCallsTest(TestCase):
         ):
             next(answer.iter_lines())
             self.assertFalse(asked[0]())
-        pause = threading.Event()
-        for _ in range(int(SOON / 0.01)):
-            if asked[0]():
-                break
-            pause.wait(0.01)
+        wait_until(asked[0])
         self.agent.may_go_on.set()
         self.assertIsInstance(self.agent.ended.get(timeout=SOON), CallerGone)
 
@@ -392,9 +389,7 @@ class SecretsTest(SiteTest):
         self.site.volt.assign("debian", ["new", "other"], ["child"])
         self.client.repair()  # lets the heartbeat come soon
         # The record is written twice, the second time when the new parents are in use.
-        self.site.await_true(
-            lambda: [(r.revision, len(r.children)) for r in self.agent.stacks.records.all()] == [(2, 1)]
-        )
+        wait_until(lambda: [(r.revision, len(r.children)) for r in self.agent.stacks.records.all()] == [(2, 1)])
         self.record = self.site.config.state / "records" / "images" / "debian.json"
         self.assertEqual(3, self.record.read_text().count(SECRET))
 

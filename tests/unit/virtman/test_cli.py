@@ -27,7 +27,7 @@ from drivers.cachemodels import VolumeState
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL
 from tests.doubles.servers import serve_agent
 from tests.doubles.volt import digest_of
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.unit.virtman.agents import MIB, SiteCase
 from tests.unit.virtman.devices import some_device
 from tests.unit.virtman.hypervisor import LIBVIRT
@@ -296,10 +296,10 @@ sys.exit(repr({heavy | more} & set(sys.modules)))"""
     def test_a_stream_is_interrupted_while_who_sends_it_is_slow(self) -> None:
         for command in (("receive",), ("arrival", "end")):
             process = self.begin(*command, "vm", "debian")
-            self.site.await_true(lambda: self.agent.vms.receiving._sending)
+            wait_until(lambda: self.agent.vms.receiving._sending)
             process.send_signal(signal.SIGINT)
             self.assertEqual("\nAborted!\n", self.said(process))
-            self.site.await_true(lambda: not self.agent.vms.receiving._sending)
+            wait_until(lambda: not self.agent.vms.receiving._sending)
 
     def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
         """A command whose standard input stays open."""
@@ -368,7 +368,7 @@ class ImageCommandsTest(AgentCliTest):
         os.chdir(file.parent)
         self.assertThat(self.out("publish", "mine", file.name), MatchesRegex(r"mine: 1M, sha256:[0-9a-f]{64}\n$"))
         self.assertEqual("other is being published\n", self.out("publish", "other", file, "--detach"))
-        self.site.await_true(lambda: "other" in self.site.volt.images)
+        wait_until(lambda: "other" in self.site.volt.images)
 
     def test_publish_in_place(self) -> None:
         file = self.site.image_file()
@@ -401,7 +401,7 @@ class ImageCommandsTest(AgentCliTest):
         answer = {"name": "mine", "serving": True, "withdrawn": False}
         self.assertEqual(answer, self.json("unpublish", "mine"))
         self.run_virtman("destroy", "vm")
-        self.site.await_true(lambda: "mine" not in self.site.host.served)
+        wait_until(lambda: "mine" not in self.site.host.served)
 
     def test_unpublish_when_unused(self) -> None:
         self.run_virtman("publish", "mine", self.site.image_file())

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from tests.doubles.volt import digest_of
+from tests.patience import wait_until
 from tests.unit.virtman.agents import MIB, SOON, SiteCase
 from virtman import creating, disks, migration, models, streams
 from virtman.client import silently
@@ -50,7 +51,7 @@ class SilentCallerTest(SiteCase):
         thread = self.in_background(
             lambda: streams.receive_from(self.agent.vms, "vm", "debian", Caller(self.ours), silently)
         )
-        self.site.await_true(lambda: self.is_received(since))
+        wait_until(lambda: self.is_received(since))
         return thread
 
     def is_received(self, since: str | None) -> bool:

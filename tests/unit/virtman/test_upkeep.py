@@ -17,8 +17,9 @@ from drivers.digests import draw
 from drivers.errors import BadVolume, DriverError
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL, VolumesDouble
 from tests.doubles.volt import HERE, INTERVAL, digest_of, link_to, parent
+from tests.patience import PATIENCE
 from tests.unit.clock import Clock
-from tests.unit.virtman.scene import MIB, TROUBLE, Scene, damage
+from tests.unit.virtman.scene import MIB, TROUBLE, Scene, await_quiet, damage
 from virtman import creating, hosting, origins, reading, serving
 from virtman.errors import CoordinatorDown, OriginChanged
 from virtman.imagekeeper import IDLE_CHECK, USED_CHECK
@@ -29,10 +30,6 @@ from virtman.workqueue import CALM, LONGEST_PAUSE, Pool
 from volt.client import Assignment, HeartbeatAnswer, NodeReport
 from volt.errors import StoreDown
 
-PATIENCE = 60.0
-"""Seconds until a test that hangs is given up; none is measured by it."""
-
-PAUSE = 0.002
 GRACE = 600.0
 
 
@@ -77,14 +74,7 @@ class UpkeepTest(TestCase):
             self.settle()
 
     def settle(self) -> None:
-        """Wait until nothing is under way, and nothing is due."""
-        pause, queue = threading.Event(), self.upkeep.queue
-        for _ in range(int(PATIENCE / PAUSE)):
-            with queue._changed:  # at one moment: a key that is done may have woken one that was not busy before
-                if not any(map(queue._busy, queue._entries)):
-                    return
-            pause.wait(PAUSE)
-        self.fail("the work does not end")
+        await_quiet(self.upkeep.queue)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, and let all be done that is due then."""

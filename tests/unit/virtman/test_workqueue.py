@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from functools import partial
 
 from testtools import TestCase
 
+from tests.patience import PATIENCE, wait_until
 from tests.unit.clock import Clock
 from tests.unit.logs import Logged
 from virtman.errors import CoordinatorDown
 from virtman.workqueue import BUSY, CALM, FIRST_PAUSE, LONGEST_PAUSE, REPEATED, THREADS, Job, Pool, WorkQueue
-
-PATIENCE = 60.0
-"""Seconds until a test that hangs is given up; none is measured by it."""
-
-PAUSE = 0.002
 
 
 class Work:
@@ -70,16 +65,7 @@ class WorkQueueTest(TestCase):
 
     def quiet(self, key: str) -> None:
         """Wait until nothing is done for a key, and nothing is due."""
-        self.until(lambda: not self.queue.busy(key), f"{key} is never in order")
-
-    def until(self, condition: Callable[[], bool], why: str) -> None:
-        """Wait until the condition holds; fail with ``why`` if it never does."""
-        pause = threading.Event()
-        for _ in range(int(PATIENCE / PAUSE)):
-            if condition():
-                return
-            pause.wait(PAUSE)
-        self.fail(why)
+        wait_until(lambda: not self.queue.busy(key), f"{key} is never in order")
 
     def wake_and_wait(self, key: str, *, now: bool = False, ask: str = "") -> None:
         """Wake a key, and wait until nothing is done for it."""
@@ -139,7 +125,7 @@ class OrderTest(WorkQueueTest):
             for key, work in zip(keys, waiting, strict=True):
                 work.go.clear()
                 self.queue.wake(key)
-            self.until(partial(self.busy_with, waiting, THREADS[pool]), f"{pool} work does not begin")
+            wait_until(partial(self.busy_with, waiting, THREADS[pool]), f"{pool} work does not begin")
             work = self.give(f"{other}-beside-{pool}", None, pool=other)
             self.queue.wake(f"{other}-beside-{pool}")
             self.quiet(f"{other}-beside-{pool}")
@@ -218,7 +204,7 @@ class FailureTest(WorkQueueTest):
         queue.start()
         self.addCleanup(queue.stop)
         queue.wake("a")
-        self.until(lambda: work.done == 2, "it is not tried again")
+        wait_until(lambda: work.done == 2, "it is not tried again")
 
     def pauses(self, failures: int) -> list[float]:
         """The pause after each of so many failures in a row."""
