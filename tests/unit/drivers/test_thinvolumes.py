@@ -78,14 +78,16 @@ class PoolCase(TestCase):
         self.pool = Pool()
         self.volumes = Volumes(self.records, self.pool.tell)
 
+    def drawing(self, *draws: int) -> Volumes:
+        """Volumes whose random numbers are these, if any are named."""
+        return Volumes(self.records, self.pool.tell, iter(draws).__next__) if draws else self.volumes
+
     def make(self, vm: str, *draws: int) -> ThinDisk:
         self.records.write(vm, ThinDisk(0, 1 << 20, "/dev/image", made=False))
-        if draws:
-            return Volumes(self.records, self.pool.tell, iter(draws).__next__).make(vm)
-        return self.volumes.make(vm)
+        return self.drawing(*draws).make(vm)
 
 
-class MakeTest(PoolCase):
+class DiskTest(PoolCase):
     def test_it_is_written_down_as_made(self) -> None:
         disk = self.make("a")
         self.assertEqual((disk, {disk.number}), (self.volumes.of("a"), self.pool.volumes))
@@ -102,8 +104,6 @@ class MakeTest(PoolCase):
         self.assertEqual(8, self.make("b", 7, 8).number)
         self.assertEqual({7, 8}, self.pool.volumes)
 
-
-class DeleteTest(PoolCase):
     def test_what_was_never_made_costs_nobody_a_volume(self) -> None:
         self.pool.volumes = {0, 1, 2}
         self.pool.answers = False
@@ -112,8 +112,6 @@ class DeleteTest(PoolCase):
         self.volumes.delete(self.records.read("b"))
         self.assertEqual({0, 1, 2}, self.pool.volumes)
 
-
-class OpenTest(PoolCase):
     def test_one_whose_making_was_cut_off_is_no_disk(self) -> None:
         self.records.write("a", replace(self.make("a"), made=False))
         self.assertRaises(VmDiskMissing, self.volumes.of, "a")
@@ -135,8 +133,7 @@ class SnapshotCase(PoolCase):
         self.make("a", 7)
 
     def take(self, snapshot: str, *draws: int) -> None:
-        volumes = Volumes(self.records, self.pool.tell, iter(draws).__next__) if draws else self.volumes
-        volumes.take("a", snapshot, self.pool.stilled)
+        self.drawing(*draws).take("a", snapshot, self.pool.stilled)
 
     def numbers(self) -> dict[str, int]:
         return {name: snapshot.number for name, snapshot in self.volumes.of("a").snapshots.items()}
@@ -241,8 +238,7 @@ class RevertTest(KeptCase):
 
 class CloneTest(KeptCase):
     def clone(self, *draws: int) -> None:
-        volumes = Volumes(self.records, self.pool.tell, iter(draws).__next__) if draws else self.volumes
-        volumes.clone("a", "one", "b")
+        self.drawing(*draws).clone("a", "one", "b")
 
     def test_it_is_a_disk_over_the_same_image_with_a_copy_of_the_snapshot(self) -> None:
         self.clone(7, 8, 9)

@@ -125,9 +125,7 @@ class VmsOfAnAgentTest(AgentTest):
         records.put("vm", record)
         self.assertEqual("running", self.agent.overview.vm("vm").state)
 
-
-class BootTest(AgentTest):
-    def test_cut_off_before_a_domain_of_somebody_else_is_found_it_is_undone(self) -> None:
+    def test_a_boot_that_is_cut_off_before_a_domain_of_somebody_else_is_found_it_is_undone(self) -> None:
         self.site.cut_at = "boot:recorded"
         self.assertRaises(Cut, booting.boot, self.agent.vms, "vm", "debian", None, BOOT, [], None)
         self.site.hypervisor.defineXML(

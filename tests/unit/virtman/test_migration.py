@@ -51,10 +51,10 @@ def arriving(scene: Scene) -> None:
     scene.vm_shelf.put("vm", last)
 
 
-def leave(scene: Scene) -> float:
-    """Move the VM away."""
+def leave(scene: Scene, vm: str = "vm", tell: Callable[[int, int], None] = lambda _done, _total: None) -> float:
+    """Move a VM away."""
     scene.machines.others.setdefault(THERE, there(scene).machines)
-    return migration.leave(scene.vms, "vm", THERE, "<domain/>", SENT, lambda _done, _total: None)
+    return migration.leave(scene.vms, vm, THERE, "<domain/>", SENT, tell)
 
 
 def went(scene: Scene) -> None:
@@ -151,9 +151,7 @@ class LeaveTest(TestCase):
         ]
         for vm, error, said in cases:
             self.assertThat(str(self.assertRaises(error, migration.migration_source, scene.vms, vm)), Contains(said))
-            self.assertRaises(
-                error, migration.leave, scene.vms, vm, THERE, "<domain/>", SENT, lambda _done, _total: None
-            )
+            self.assertRaises(error, leave, scene, vm)
         self.assertRaises(BadRequest, migration.abort, scene.vms, "vm")
 
     def test_what_fails_leaves_it_here(self) -> None:
@@ -163,12 +161,8 @@ class LeaveTest(TestCase):
         def off(_done: int, _total: int) -> None:
             self.scene.machines.stop("vm", force=True)
 
-        there(self.scene)
-        tells: list[tuple[Callable[[int, int], None], type[VirtmanError]]] = [
-            (hung_up, CallerGone), (off, HypervisorError)
-        ]  # fmt: skip
-        for tell, error in tells:
-            self.assertRaises(error, migration.leave, self.scene.vms, "vm", THERE, "<domain/>", SENT, tell)
+        for tell, error in ((hung_up, CallerGone), (off, HypervisorError)):
+            self.assertRaises(error, leave, self.scene, tell=tell)
             self.assertTrue(self.scene.vms.record("vm").steady)
             self.assertIsNone(self.scene.vms.record("vm").moved)
             booting.start(self.scene.vms, "vm")
@@ -212,10 +206,7 @@ class LeaveTest(TestCase):
             ended.wait(PATIENCE)
 
         self.scene.machines.moment = lambda what: ended.set() if what == "after machines.end_migration" else None
-        there(self.scene)
-        error = self.assertRaises(
-            HypervisorError, migration.leave, self.scene.vms, "vm", THERE, "<domain/>", SENT, abort
-        )
+        error = self.assertRaises(HypervisorError, leave, self.scene, tell=abort)
         aborting.join(PATIENCE)
         self.assertEqual("it was ended", str(error))
         self.assert_stays()
@@ -232,8 +223,7 @@ class LeaveTest(TestCase):
         def again(done: int, total: int) -> None:
             said.append(str(self.assertRaises(VmMoving, migration.migration_source, self.scene.vms, "vm")))
 
-        self.scene.machines.others[THERE] = there(self.scene).machines
-        migration.leave(self.scene.vms, "vm", THERE, "<domain/>", SENT, again)
+        leave(self.scene, tell=again)
         self.assertThat(said[0], Contains("is being moved"))
 
     def test_only_one_that_went_there_is_destroyed_in_the_end(self) -> None:

@@ -23,8 +23,6 @@ from virtman.errors import (
 from virtman.records import State, VmRecord
 from virtman.sizes import LARGEST_DISK
 
-SOON = 120.0
-
 
 class VmsTest(TestCase):
     def setUp(self) -> None:
@@ -83,10 +81,10 @@ class CreateTest(VmsTest):
             for image in images * 2
         ]
         for thread in threads:
-            self.addCleanup(thread.join, SOON)
+            self.addCleanup(thread.join, PATIENCE)
             thread.start()
         for thread in threads:
-            thread.join(SOON)
+            thread.join(PATIENCE)
         self.assertEqual(20, len(self.host.disks))
         calls = self.host.calls
         self.assertEqual((5, 20), (calls.count("attach.connect"), calls.count("snapshot.create")))
