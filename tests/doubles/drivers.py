@@ -51,7 +51,7 @@ from drivers.names import checked
 from virtman.vms import OpenBlocks
 
 Moment = Callable[[str], None]
-"""Told of each snapshot at which a call of a double may be cut off."""
+"""Told of each moment at which a call of a double may be cut off."""
 
 ADDRESS = "unix:///run/virtman/serve"
 HIT_BYTES = 3 << 20

@@ -122,7 +122,7 @@ class Scene:
         self.changes += 1
 
     def moment(self, what: str) -> None:
-        """Hear of a snapshot where the agent may be cut off, and cut it off if it is the one."""
+        """Hear of a moment at which the agent may be cut off, and cut it off if it is the one."""
         self.moments.append(what)
         if len(self.moments) == self._cut_at:
             raise Cut(what)
