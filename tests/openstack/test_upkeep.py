@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nova.conf
 from nova import objects
@@ -48,18 +48,25 @@ class UpkeepTest(AgreeingTest):
         agent = self.agent(self.node)
         for name in (FIRST, LAST):
             agent.create(name, self.image())
-        self.begin_what_nobody_knows(FIRST)
+        self.refuse_to_destroy(FIRST)
         self.cinder.attachment_create(self.cinder.add(self.file), self.holder(), {"host": self.node})
         self.upkeep(self.node)
         self.assertEqual([FIRST, self.disk_of(self.server, self.volume)], self.names())
         self.assertEqual(1, len(self.cinder.attachments))
 
-    def begin_what_nobody_knows(self, disk: str) -> None:
-        """As if the agent had been of a later release: until the end this one does not destroy the disk."""
-        record = self.cluster.state_folder(0) / f"records/vms/{disk}.json"
-        before = record.read_text()
-        record.write_text(json.dumps({**json.loads(before), "operation": {"kind": "of a later release"}}))
-        self.addCleanup(record.write_text, before)
+    def refuse_to_destroy(self, disk: str) -> None:
+        """As the agent does while a VM has the disk."""
+        from virtman.client import AgentClient
+        from virtman.errors import Conflict
+
+        destroy = AgentClient.destroy
+
+        def refusing(client: AgentClient, name: str) -> Any:
+            if name == disk:
+                raise Conflict(f"disk {name!r} is attached to a vm")
+            return destroy(client, name)
+
+        self.enterContext(mock.patch.object(AgentClient, "destroy", refusing))
 
     def holder(self) -> str:
         """In whose name the host is attached to bases."""
