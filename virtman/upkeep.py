@@ -92,7 +92,8 @@ class Upkeep:
         before = self._needy()
         self._take_over()
         keys = [*self.devices.keys(), *self.vms.keys(), *self.images.keys(), ORPHANS]
-        for key in list(self.places.keys()):
+        places = self.places.keys()
+        for key in places:
             self.queue.wake(key, now=True)
         self.queue.settle(keys)
         in_place = {IMAGE + record.name for record in self._stacks.records.all() if record.in_place is not None}

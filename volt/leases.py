@@ -89,7 +89,8 @@ class Leases:
         """
         try:
             with self._store.write(durable=False) as session:  # like a heartbeat
-                session.execute(update(edge_key_table).values(id=1))  # a full disk is read, and takes no heartbeat
+                # A full disk can be read, but takes no heartbeat: so this write has to succeed first.
+                session.execute(update(edge_key_table).values(id=1))
                 lease = self.terms(session)[1]
                 silent = session.scalars(
                     select(HostRow.name).where(self._is_silent(lease)).order_by(HostRow.name)

@@ -50,9 +50,10 @@ def nodes_of(session: Session, host: str) -> dict[str, Row[Any]]:
 
 
 def departures_of(session: Session, host: str, images: Collection[str] = ()) -> dict[str, Row[Any]]:
-    """A host's departures by image: those from images that wait for the host, and from these images, if there are any.
+    """A host's departures by image: from the images that wait for the host, and from ``images``.
 
-    Over the years there may be very many others. ``published``: whether the image is.
+    Over the years there may be very many others. An image of ``images`` that the host never left has a row without a
+    departure. ``published``: whether the image is.
     """
     here = and_(departure_table.c.image_id == ImageRow.id, departure_table.c.host == host)
     query = select(ImageRow.name, ImageRow.published, departure_table).outerjoin(departure_table, here)

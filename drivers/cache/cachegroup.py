@@ -70,7 +70,7 @@ class Group:
         self.lock = threading.Lock()
 
     def recorded(self) -> dict[Path, Entry]:
-        """The volumes by path: what was read once, and changed since, also where the disk was full. Raises OSError."""
+        """The volumes by path. A change counts also if a full disk did not take the change. Raises OSError."""
         if self._entries is None:
             self._entries = self._read()
         return self._entries
@@ -114,7 +114,7 @@ class Group:
             if path not in self.recorded():
                 return False
             _check_only_ours(path, self._entry(path).number)
-            with contextlib.suppress(OSError):  # the record does not fit on a disk that the removal is to empty
+            with contextlib.suppress(OSError):  # the removal may be what makes room on a full disk
                 self._set(path, state=LEAVING)
             self._step(path)
             return True

@@ -54,7 +54,7 @@ class Room:
 def allocate(file: Path, size: int) -> None:
     """Make the file at least ``size`` bytes long, with all its disk space. What is new in it reads as zeros.
 
-    A file that is long enough gets the space of its holes: a copy may have made them. Raises NoSpace.
+    A file that is long enough may have holes if it was copied: they get their space. Raises NoSpace.
     """
     with opened(file, os.O_RDWR | os.O_CREAT) as fd:
         stat = os.fstat(fd)
