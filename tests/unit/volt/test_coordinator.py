@@ -371,7 +371,7 @@ class SetBack(CoordinatorCase):
 
 
 class UnlistedImages(CoordinatorCase):
-    """Hosts that have images of another database."""
+    """Hosts that have images of another database, or removed ones."""
 
     def test_they_cost_no_look_at_a_tree(self) -> None:
         self.publish()
@@ -381,6 +381,10 @@ class UnlistedImages(CoordinatorCase):
             self.assertEqual((["unlisted"], []), (answer.absent, hear.mock_calls))
             self.beat("h1", 5)
             hear.assert_called_once_with("h1", "image", 5)
+            self.volt.remove_image("image")
+            self.host("h2")
+            self.beat("h2", 5)
+            hear.assert_called_once()
 
 
 class Leases(CoordinatorCase):
