@@ -178,15 +178,20 @@ class DevicesTest(DeviceCase):
                 self.write(path, offset, choose.randbytes(length))
             self.assertEqual(self.wanted[offset : offset + length], read(path, offset, length))
 
-    def test_sizes_that_are_no_multiple_of_anything_and_sectors_of_4_kib(self) -> None:
-        for name, size, sector in (("odd", 8 * MIB + 3 * 512, 512), ("large", SIZE, 4096)):
-            self.file, self.device = self.new_device(name, size, sector=sector)
-            self.wanted = bytearray(self.file.read_bytes())
-            path = self.attached(self.device, name)
-            self.assertEqual(str(sector), run(["blockdev", "--getss", str(path)]).stdout.strip())
-            self.write(path, size - sector, os.urandom(sector))
-            self.assert_reads_through(path)
-            self.assertEqual(self.wanted, self.file.read_bytes())
+    def test_sizes_that_are_no_multiple_of_anything(self) -> None:
+        self.check_shape(8 * MIB + 3 * 512, sector=512)
+
+    def test_sectors_of_4_kib(self) -> None:
+        self.check_shape(SIZE, sector=4096)
+
+    def check_shape(self, size: int, sector: int) -> None:
+        self.file, self.device = self.new_device("shaped", size, sector=sector)
+        self.wanted = bytearray(self.file.read_bytes())
+        path = self.attached(self.device)
+        self.assertEqual(str(sector), run(["blockdev", "--getss", str(path)]).stdout.strip())
+        self.write(path, size - sector, os.urandom(sector))
+        self.assert_reads_through(path)
+        self.assertEqual(self.wanted, self.file.read_bytes())
 
     def test_discards_reach_the_device_and_what_was_cached_is_not_read_any_more(self) -> None:
         path = self.attached()
