@@ -1,0 +1,159 @@
+//! How the agent tells this process what to do: a line of JSON for each call and each answer, over a unix socket.
+//!
+//! Each call is idempotent, so an agent that starts says all again. A file that a call is about comes along as a descriptor
+//! (unix(7), `SCM_RIGHTS`). Errors are `{"error": "…"}`.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+
+use crate::registry::{ChildSpec, ImageSpec, Refused, Registry};
+
+/// Bytes of a call: an image with its parents and children.
+const LONGEST: usize = 16 << 20;
+
+#[derive(Deserialize)]
+#[serde(tag = "call", rename_all = "kebab-case", deny_unknown_fields)]
+enum Call {
+    Serve(ImageSpec),
+    Admit {
+        image: String,
+        children: Vec<ChildSpec>,
+    },
+    Drop {
+        image: String,
+    },
+    AddMember {
+        path: PathBuf,
+        limit: u64,
+        #[serde(default)]
+        reserve: u64,
+    },
+    RemoveMember {
+        path: PathBuf,
+    },
+    Status,
+    Events,
+}
+
+/// Serves agents, one thread each, without an end.
+///
+/// # Errors
+/// Nobody can be accepted.
+pub fn listen(listener: &UnixListener, registry: &Arc<Registry>, runtime: &Handle) -> io::Result<()> {
+    for stream in listener.incoming() {
+        let (stream, registry, runtime) = (stream?, registry.clone(), runtime.clone());
+        thread::Builder::new().name("control".to_owned()).spawn(move || {
+            if let Err(error) = Agent::new(stream, registry, runtime).serve() {
+                tracing::info!(%error, "a control connection ends");
+            }
+        })?;
+    }
+    Ok(())
+}
+
+struct Agent {
+    stream: UnixStream,
+    registry: Arc<Registry>,
+    runtime: Handle,
+    input: Vec<u8>,
+    file: Option<OwnedFd>,
+}
+
+impl Agent {
+    fn new(stream: UnixStream, registry: Arc<Registry>, runtime: Handle) -> Self {
+        Self { stream, registry, runtime, input: Vec::new(), file: None }
+    }
+
+    fn serve(mut self) -> io::Result<()> {
+        while let Some(line) = self.line()? {
+            let file = self.file.take().map(File::from);
+            let answer = match serde_json::from_slice(&line) {
+                Ok(Call::Events) => return self.tell(),
+                Ok(call) => self.call(call, file).unwrap_or_else(|error| json!({ "error": error.to_string() })),
+                Err(error) => json!({ "error": format!("no call: {error}") }),
+            };
+            self.say(&answer)?;
+        }
+        Ok(())
+    }
+
+    fn call(&self, call: Call, file: Option<File>) -> Result<Value, Refused> {
+        match call {
+            Call::Serve(spec) => self.runtime.block_on(self.registry.serve(spec, file))?,
+            Call::Admit { image, children } => self.registry.admit(&image, children),
+            Call::Drop { image } => self.registry.drop_image(&image),
+            Call::AddMember { path, limit, reserve } => self.registry.pool.add(&path, limit, reserve)?,
+            Call::RemoveMember { path } => return Ok(json!({ "removed": self.registry.pool.remove(&path) })),
+            Call::Status | Call::Events => {
+                let (held, limit) = self.registry.pool.usage();
+                return Ok(json!({ "images": self.registry.status(), "held": held, "limit": limit }));
+            }
+        }
+        Ok(json!({}))
+    }
+
+    /// Tells events until the agent hangs up.
+    fn tell(&mut self) -> io::Result<()> {
+        let mut events = self.registry.events();
+        self.say(&json!({}))?;
+        loop {
+            match self.runtime.block_on(events.recv()) {
+                Ok(event) => self.say(&event)?,
+                Err(error) => return Err(io::Error::other(error)), // too slow: the agent looks for itself again
+            }
+        }
+    }
+
+    fn say(&mut self, answer: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(answer)?;
+        line.push(b'\n');
+        self.stream.write_all(&line)
+    }
+
+    /// The next line; none at the end. A descriptor that came with it is in `file`.
+    fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(end) = self.input.iter().position(|&byte| byte == b'\n') {
+                let mut line: Vec<u8> = self.input.drain(..=end).collect();
+                line.pop();
+                return Ok(Some(line));
+            }
+            if self.input.len() > LONGEST {
+                return Err(io::Error::other("a call is too long"));
+            }
+            if !self.receive()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<bool> {
+        let mut part = vec![0; 64 << 10];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::net::recvmsg(
+            &self.stream,
+            &mut [io::IoSliceMut::new(&mut part)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.file = files.last();
+            }
+        }
+        self.input.extend_from_slice(&part[..received.bytes]);
+        Ok(received.bytes > 0)
+    }
+}

@@ -1,0 +1,433 @@
+//! One image on this host: reads come from the pool, else from its parents, each chunk once for all who wait for it.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use thiserror::Error;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio_util::sync::CancellationToken;
+
+use crate::fetch::{Closed, Left, Upstream};
+use crate::manifest::{CHUNK, Manifest, Name, PAGE, chunk_of, to_usize};
+use crate::nbd::{Extent, extent};
+use crate::nowait;
+use crate::pool::{Entry, Found, Place, Pool};
+
+/// Connections to the parent in use.
+const CONNECTIONS: usize = 4;
+
+/// Chunks that are asked of a parent at once.
+const JOIN: usize = 4;
+
+/// Bytes that are on their way from parents, or from there to the pool.
+const IN_FLIGHT: usize = 16 << 20;
+
+/// The word of a chunk that is known to hold zeros.
+const ZEROS: u64 = u64::MAX;
+
+/// Why a read fails.
+#[derive(Debug, Error)]
+pub enum Failed {
+    #[error(transparent)]
+    Closed(#[from] Closed),
+    /// This host has the whole image, and cannot read it.
+    #[error("the image cannot be read: {0}")]
+    Content(#[from] io::Error),
+}
+
+type Flight = watch::Receiver<Option<Bytes>>;
+
+/// A chunk that is to be fetched, and those who wait for it.
+struct Wanted {
+    chunk: u32,
+    name: Name,
+    sender: watch::Sender<Option<Bytes>>,
+}
+
+/// Where a chunk is.
+enum Part {
+    Zeros,
+    Kept(JoinHandle<Option<Bytes>>),
+    Coming(Flight),
+}
+
+#[derive(Debug)]
+pub struct Image {
+    /// Names the exports, and the chunks of an image without a manifest.
+    pub key: String,
+    pub size: u64,
+    /// All of the image, if this host is an origin of it.
+    content: Option<File>,
+    /// Without it nothing that parents send is proven.
+    manifest: Option<Manifest>,
+    pub parents: Upstream,
+    pub manifest_parents: Upstream,
+    pool: Arc<Pool>,
+    /// By chunk, in pages: the word of its place, if it was found once.
+    places: Box<[OnceLock<Box<[AtomicU64]>>]>,
+    flights: Mutex<HashMap<u32, Flight>>,
+    in_flight: Semaphore,
+    one_page: tokio::sync::Mutex<()>,
+    pub closed: CancellationToken,
+    /// Bytes read from parents.
+    pub fetched: AtomicU64,
+}
+
+impl Image {
+    /// Call with `content` on an origin, with `manifest` if the image has one.
+    #[must_use]
+    pub fn new(
+        key: String,
+        size: u64,
+        content: Option<File>,
+        manifest: Option<Manifest>,
+        pool: Arc<Pool>,
+        left: mpsc::UnboundedSender<Left>,
+    ) -> Self {
+        let closed = CancellationToken::new();
+        let pages = chunk_of(size - 1) / PAGE + 1;
+        Self {
+            key,
+            size,
+            content,
+            manifest,
+            parents: Upstream::new(CONNECTIONS, closed.clone(), left.clone()),
+            manifest_parents: Upstream::new(1, closed.clone(), left),
+            pool,
+            places: (0..pages).map(|_| OnceLock::new()).collect(),
+            flights: Mutex::default(),
+            in_flight: Semaphore::new(IN_FLIGHT),
+            one_page: tokio::sync::Mutex::default(),
+            closed,
+            fetched: AtomicU64::new(0),
+        }
+    }
+
+    /// Reads what is here, without waiting for anything. False: call `read`.
+    pub fn read_now(&self, offset: u64, into: &mut [u8]) -> bool {
+        if let Some(file) = &self.content {
+            return nowait::read(file, offset, into).is_ok();
+        }
+        let (mut offset, mut rest) = (offset, into);
+        while !rest.is_empty() {
+            let begin = offset % CHUNK;
+            let length = rest.len().min(to_usize(CHUNK - begin));
+            let (part, after) = rest.split_at_mut(length);
+            match self.word(chunk_of(offset)) {
+                ZEROS => part.fill(0),
+                word => match Place::from_word(word).map(|place| self.pool.read(place, begin, part)) {
+                    Some(Found::Data) => {}
+                    _ => return false,
+                },
+            }
+            offset += length as u64;
+            rest = after;
+        }
+        true
+    }
+
+    /// Reads a range, in bytes, of which the image has all, wherever it has to come from.
+    ///
+    /// # Errors
+    /// The image is dropped, or its origin's own disk fails.
+    pub async fn read(self: &Arc<Self>, offset: u64, length: u32) -> Result<Bytes, Failed> {
+        if self.content.is_some() {
+            let image = self.clone();
+            return spawn_blocking(move || image.read_content(offset, length)).await.map_err(io::Error::other)?;
+        }
+        let mut data = BytesMut::zeroed(length as usize);
+        let mut chunks: Vec<u32> = (chunk_of(offset)..=chunk_of(offset + u64::from(length) - 1)).collect();
+        while !chunks.is_empty() {
+            let mut again = Vec::new();
+            for (chunk, part) in chunks.iter().copied().zip(self.find(&chunks).await?) {
+                let found = match part {
+                    Part::Zeros => continue,
+                    Part::Kept(reading) => reading.await.ok().flatten(),
+                    Part::Coming(mut flight) => {
+                        let arrived = flight.wait_for(Option::is_some).await;
+                        arrived.map_err(|_| Closed)?.clone()
+                    }
+                };
+                match found {
+                    Some(found) => copy(&found, u64::from(chunk) * CHUNK, &mut data, offset),
+                    None => again.push(chunk), // it has gone meanwhile, or the disk is bad
+                }
+            }
+            chunks = again;
+        }
+        Ok(data.freeze())
+    }
+
+    fn read_content(&self, offset: u64, length: u32) -> Result<Bytes, Failed> {
+        let Some(file) = &self.content else { return Err(Closed.into()) };
+        let mut data = BytesMut::zeroed(length as usize);
+        file.read_exact_at(&mut data, offset)?;
+        Ok(data.freeze())
+    }
+
+    /// Where chunks are. Those that are nowhere begin to come.
+    async fn find(self: &Arc<Self>, chunks: &[u32]) -> Result<Vec<Part>, Closed> {
+        let mut names = Vec::with_capacity(chunks.len());
+        for &chunk in chunks {
+            names.push(self.name(chunk).await?);
+        }
+        let mut missing = Vec::new();
+        let mut flights = self.flights();
+        let parts = chunks.iter().zip(names).map(|(&chunk, name)| {
+            if name == Name::ZEROS {
+                self.set_word(chunk, ZEROS);
+                return Part::Zeros;
+            }
+            if let Some(flight) = flights.get(&chunk) {
+                return Part::Coming(flight.clone());
+            }
+            if let Some(place) = self.pool.find(&name) {
+                self.set_word(chunk, place.to_word());
+                return Part::Kept(self.check(place, name));
+            }
+            let (sender, flight) = watch::channel(None);
+            flights.insert(chunk, flight.clone());
+            missing.push(Wanted { chunk, name, sender });
+            Part::Coming(flight)
+        });
+        let parts = parts.collect();
+        drop(flights);
+        for run in runs(missing) {
+            tokio::spawn(self.clone().fetch(run));
+        }
+        Ok(parts)
+    }
+
+    /// Begins to read a kept chunk as a whole.
+    fn check(&self, place: Place, name: Name) -> JoinHandle<Option<Bytes>> {
+        let (pool, wanted) = (self.pool.clone(), self.proven().then_some(name));
+        spawn_blocking(move || {
+            let mut data = BytesMut::zeroed(to_usize(CHUNK));
+            pool.check(place, wanted.as_ref(), &mut data).then(|| data.freeze())
+        })
+    }
+
+    /// Whether the names of chunks prove what they hold.
+    #[must_use]
+    pub fn proven(&self) -> bool {
+        self.manifest.is_some()
+    }
+
+    /// The name of a chunk. Its page is fetched if it is not here.
+    async fn name(&self, chunk: u32) -> Result<Name, Closed> {
+        let Some(manifest) = &self.manifest else { return Ok(Name::of_place(&self.key, chunk)) };
+        loop {
+            if let Some(name) = manifest.name(chunk) {
+                return Ok(name);
+            }
+            let _one = self.one_page.lock().await;
+            if !manifest.has_page(chunk / PAGE) {
+                fetch_page(manifest, &self.manifest_parents, chunk / PAGE).await?;
+            }
+        }
+    }
+
+    /// Has the pages of the manifest here that a range of the manifest is in. Nothing to do without a manifest.
+    ///
+    /// # Errors
+    /// The image is dropped.
+    pub async fn need_pages(&self, offset: u64, length: u64) -> Result<(), Closed> {
+        let Some(manifest) = &self.manifest else { return Ok(()) };
+        let _one = self.one_page.lock().await;
+        if !manifest.has_list() {
+            fetch_list(manifest, &self.manifest_parents).await?;
+        }
+        for page in manifest.pages_of(offset, length) {
+            if !manifest.has_page(page) {
+                fetch_page(manifest, &self.manifest_parents, page).await?;
+            }
+        }
+        Ok(())
+    }
+
+    #[must_use]
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
+    }
+
+    /// Reads a range of the manifest as its export shows it, in bytes.
+    ///
+    /// # Errors
+    /// The image is dropped, or the manifest's file cannot be read.
+    pub async fn read_manifest(&self, offset: u64, length: u32) -> Result<Bytes, Failed> {
+        self.need_pages(offset, length.into()).await?;
+        let manifest = self.manifest.as_ref().ok_or(Closed)?;
+        Ok(manifest.read(offset, length.into())?.into())
+    }
+
+    /// Which parts of a range, in bytes, hold data and which hold nothing but zeros, from its beginning: `most` parts.
+    ///
+    /// # Errors
+    /// The image is dropped.
+    pub async fn extents(&self, offset: u64, length: u64, most: usize) -> Result<Vec<Extent>, Closed> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = offset;
+        while at < offset + length {
+            let end = ((at / CHUNK + 1) * CHUNK).min(offset + length);
+            let zeros = self.proven() && self.name(chunk_of(at)).await? == Name::ZEROS;
+            let bits = if zeros { extent::HOLE | extent::ZERO } else { extent::DATA };
+            let part = u32::try_from(end - at).unwrap_or(u32::MAX);
+            let full = extents.len() == most;
+            match extents.last_mut() {
+                Some(last) if last.bits == bits => last.length += part,
+                _ if full => break,
+                _ => extents.push(Extent { length: part, bits }),
+            }
+            at = end;
+        }
+        Ok(extents)
+    }
+
+    /// Brings chunks that follow each other, and hands them to those who wait. Those hear of the end as well.
+    async fn fetch(self: Arc<Self>, run: Vec<Wanted>) {
+        let chunks: Vec<u32> = run.iter().map(|wanted| wanted.chunk).collect();
+        if let Err(error) = self.fetch_run(run).await {
+            tracing::debug!(image = self.key, %error, "chunks are not fetched");
+        }
+        let mut flights = self.flights();
+        for chunk in chunks {
+            flights.remove(&chunk);
+        }
+    }
+
+    async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>) -> Result<(), Closed> {
+        let permits = u32::try_from(run.len() * to_usize(CHUNK)).unwrap_or(u32::MAX);
+        let _room = self.in_flight.acquire_many(permits).await.map_err(|_| Closed)?;
+        let mut runs = VecDeque::from([run]);
+        while let Some(run) = runs.pop_front() {
+            let offset = u64::from(run[0].chunk) * CHUNK;
+            let length = (run.len() as u64 * CHUNK).min(self.size - offset);
+            let (data, route) = self.parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
+            self.fetched.fetch_add(length, Ordering::Relaxed);
+            let (right, wrong) = self.prove(run, data);
+            self.keep(right).await;
+            if !wrong.is_empty() {
+                self.parents.blame(&route);
+                runs.extend(wrong.into_iter().map(|wanted| vec![wanted]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares chunks with their names, and hands on those that are right.
+    fn prove(&self, run: Vec<Wanted>, data: Bytes) -> (Vec<(Wanted, Bytes)>, Vec<Wanted>) {
+        let (mut right, mut wrong) = (Vec::new(), Vec::new());
+        let mut rest = data;
+        for wanted in run {
+            let chunk = whole(rest.split_to(rest.len().min(to_usize(CHUNK))));
+            if self.proven() && Name::of_chunk(&chunk) != wanted.name {
+                wrong.push(wanted);
+            } else {
+                wanted.sender.send_replace(Some(chunk.clone()));
+                right.push((wanted, chunk));
+            }
+        }
+        (right, wrong)
+    }
+
+    /// Puts chunks into the pool, and remembers where they are.
+    async fn keep(self: &Arc<Self>, chunks: Vec<(Wanted, Bytes)>) {
+        let image = self.clone();
+        let kept = spawn_blocking(move || {
+            for (wanted, data) in &chunks {
+                let content = if image.proven() { wanted.name } else { Name::of_chunk(data) };
+                if content == Name::ZEROS {
+                    image.set_word(wanted.chunk, ZEROS);
+                } else if let Some(place) = image.pool.keep(&Entry { name: wanted.name, content }, data, false) {
+                    image.set_word(wanted.chunk, place.to_word());
+                }
+            }
+        });
+        if let Err(error) = kept.await {
+            tracing::error!(image = self.key, %error, "chunks are not kept");
+        }
+    }
+
+    fn word(&self, chunk: u32) -> u64 {
+        let page = self.places.get((chunk / PAGE) as usize).and_then(OnceLock::get);
+        page.map_or(0, |page| page[(chunk % PAGE) as usize].load(Ordering::Acquire))
+    }
+
+    fn set_word(&self, chunk: u32, word: u64) {
+        let page = self.places[(chunk / PAGE) as usize].get_or_init(|| (0..PAGE).map(|_| AtomicU64::new(0)).collect());
+        page[(chunk % PAGE) as usize].store(word, Ordering::Release);
+    }
+
+    fn flights(&self) -> MutexGuard<'_, HashMap<u32, Flight>> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn fetch_list(manifest: &Manifest, parents: &Upstream) -> Result<(), Closed> {
+    loop {
+        let length = u32::try_from(manifest.layout.list()).unwrap_or(u32::MAX);
+        let (list, route) = parents.read(0, length).await?;
+        match manifest.put_list(&list, true) {
+            Ok(()) => return Ok(()),
+            Err(wrong) => {
+                tracing::warn!(%wrong, "from a parent");
+                parents.blame(&route);
+            }
+        }
+    }
+}
+
+async fn fetch_page(manifest: &Manifest, parents: &Upstream, page: u32) -> Result<(), Closed> {
+    if !manifest.has_list() {
+        fetch_list(manifest, parents).await?;
+    }
+    loop {
+        let (offset, length) = manifest.layout.page(page);
+        let (data, route) = parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
+        match manifest.put_page(page, &data) {
+            Ok(()) => return Ok(()),
+            Err(wrong) => {
+                tracing::warn!(%wrong, "from a parent");
+                parents.blame(&route);
+            }
+        }
+    }
+}
+
+/// Chunks that follow each other, at most JOIN together.
+fn runs(missing: Vec<Wanted>) -> Vec<Vec<Wanted>> {
+    let mut runs: Vec<Vec<Wanted>> = Vec::new();
+    for wanted in missing {
+        match runs.last_mut() {
+            Some(run) if run.len() < JOIN && run.last().is_some_and(|last| last.chunk + 1 == wanted.chunk) => {
+                run.push(wanted);
+            }
+            _ => runs.push(vec![wanted]),
+        }
+    }
+    runs
+}
+
+/// The last chunk of an image, filled up with zeros.
+fn whole(chunk: Bytes) -> Bytes {
+    if chunk.len() as u64 == CHUNK {
+        return chunk;
+    }
+    let mut filled = BytesMut::from(chunk);
+    filled.resize(to_usize(CHUNK), 0);
+    filled.freeze()
+}
+
+/// Copies what a chunk, which begins at `at`, has of the range that begins at `offset`.
+fn copy(chunk: &[u8], at: u64, data: &mut [u8], offset: u64) {
+    let end = offset + data.len() as u64;
+    let (from, to) = (at.max(offset), (at + CHUNK).min(end));
+    let length = to_usize(to - from);
+    data[to_usize(from - offset)..][..length].copy_from_slice(&chunk[to_usize(from - at)..][..length]);
+}

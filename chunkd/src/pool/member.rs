@@ -1,0 +1,364 @@
+//! One file, partition or disk of the pool.
+//!
+//! It begins with a header of 64 KiB. Groups follow: 64 KiB of entries, then as many chunks. The entry of a slot has the name of
+//! its chunk, and the hash of what was written. It is written after the chunk, and nothing is ever flushed: after a power
+//! cut an entry may be older or newer than its chunk, which the hash shows when the chunk is first read.
+//!
+//! The word of each slot in memory says whether it has a chunk. Whoever reads a slot looks at the word before and after: a
+//! slot gets another generation before another chunk is written to it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use super::sieve::Sieve;
+use crate::manifest::{CHUNK, NAME, Name, to_usize};
+use crate::nowait;
+
+const MAGIC: &[u8; 16] = b"virtman chunks 1";
+const GROUP: u32 = 1024;
+const ENTRY: usize = 2 * NAME;
+const GROUP_BYTES: u64 = CHUNK + GROUP as u64 * CHUNK;
+
+const USED: u32 = 1;
+/// What is in the slot was compared with its hash since this process began.
+const CHECKED: u32 = 2;
+/// Somebody has read it since the hand of the sieve came by.
+const READ: u32 = 4;
+/// It must not go.
+const PINNED: u32 = 8;
+const GENERATION: u32 = 1 << 8;
+
+/// What came of a read.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    Data,
+    /// The whole chunk has to be read and compared first.
+    Unchecked,
+    /// The disk has to be waited for.
+    Cold,
+    /// The slot does not have the chunk, or it cannot be read.
+    Gone,
+}
+
+/// The entry of a slot: the name of its chunk, and the BLAKE3 hash of its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub name: Name,
+    pub content: Name,
+}
+
+#[derive(Debug)]
+pub struct Member {
+    pub path: PathBuf,
+    file: File,
+    slots: u32,
+    /// The length of the file; none for a block device.
+    length: Option<u64>,
+    words: Box<[AtomicU32]>,
+    sieve: Mutex<Sieve>,
+    /// Bytes to leave free in its file system.
+    reserve: u64,
+    held: AtomicU64,
+    retired: AtomicBool,
+}
+
+impl Member {
+    /// Opens a member of `limit` bytes; a file is made if there is none. A block device is a member only if it says so.
+    ///
+    /// Returns the entries of its chunks as well.
+    ///
+    /// # Errors
+    /// It cannot be opened, or belongs to somebody else.
+    pub fn open(path: &Path, limit: u64, reserve: u64) -> io::Result<(Self, Vec<(u32, Entry)>)> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let kind = file.metadata()?.file_type();
+        let size = if kind.is_block_device() { rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))? } else { limit };
+        let slots = slots_in(size.min(limit))?;
+        let known = claim(&file, kind.is_block_device())?;
+        let length = (!kind.is_block_device()).then(|| at(slots - 1) + CHUNK);
+        if let Some(length) = length {
+            file.set_len(length)?;
+        }
+        let member = Self {
+            path: path.to_owned(),
+            file,
+            slots,
+            length,
+            words: (0..slots).map(|_| AtomicU32::new(0)).collect(),
+            sieve: Mutex::new(Sieve::new(slots)),
+            reserve,
+            held: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
+        };
+        let entries = if known { member.load()? } else { Vec::new() };
+        Ok((member, entries))
+    }
+
+    fn load(&self) -> io::Result<Vec<(u32, Entry)>> {
+        let mut entries = Vec::new();
+        let mut sieve = self.sieve();
+        let mut block = vec![0; to_usize(CHUNK)];
+        for group in 0..self.slots.div_ceil(GROUP) {
+            self.file.read_exact_at(&mut block, CHUNK + u64::from(group) * GROUP_BYTES)?;
+            let slots = group * GROUP..((group + 1) * GROUP).min(self.slots);
+            for (slot, bytes) in slots.zip(block.chunks_exact(ENTRY)) {
+                // Slots are used in their order, so one without a name may have chunks after it.
+                let taken = sieve.take_unused();
+                debug_assert_eq!(taken, Some(slot));
+                match Entry::parse(bytes) {
+                    Some(entry) => {
+                        sieve.insert(slot);
+                        self.words[slot as usize].store(GENERATION | USED, Ordering::Release);
+                        self.held.fetch_add(CHUNK, Ordering::Relaxed);
+                        entries.push((slot, entry));
+                    }
+                    None => sieve.give_back(slot),
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Bytes of chunks.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes of chunks.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        u64::from(self.slots) * CHUNK
+    }
+
+    /// The generation of a slot's chunk; none if it has none.
+    #[must_use]
+    pub fn generation(&self, slot: u32) -> Option<u32> {
+        let word = self.words.get(slot as usize)?.load(Ordering::Acquire);
+        if self.retired() {
+            return None;
+        }
+        (word & USED != 0).then_some(word / GENERATION)
+    }
+
+    /// Reads a part of a chunk, `offset` bytes from its beginning, without waiting for a disk.
+    pub fn read(&self, slot: u32, generation: u32, offset: u64, into: &mut [u8]) -> Found {
+        let Some(word) = self.words.get(slot as usize) else { return Found::Gone };
+        let before = word.load(Ordering::Acquire);
+        if before & USED == 0 || before / GENERATION != generation || self.retired() {
+            return Found::Gone;
+        }
+        if before & CHECKED == 0 {
+            return Found::Unchecked;
+        }
+        match nowait::read(&self.file, at(slot) + offset, into) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => return Found::Cold,
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), slot, %error, "a chunk cannot be read");
+                return Found::Gone;
+            }
+        }
+        if word.load(Ordering::SeqCst) / GENERATION != generation {
+            return Found::Gone;
+        }
+        if before & READ == 0 {
+            word.fetch_or(READ, Ordering::Relaxed);
+        }
+        Found::Data
+    }
+
+    /// Reads a whole chunk, waiting for the disk, and compares it with `wanted`, or with its entry.
+    ///
+    /// Returns nothing if the slot does not have this chunk; then the slot is free.
+    pub fn check(&self, slot: u32, generation: u32, wanted: Option<&Name>, into: &mut [u8]) -> bool {
+        if self.generation(slot) != Some(generation) {
+            return false;
+        }
+        let right = self.file.read_exact_at(into, at(slot)).is_ok() && {
+            let content = Name(blake3::hash(into).into());
+            match wanted {
+                Some(wanted) => *wanted == content,
+                None => self.entry(slot).is_some_and(|entry| entry.content == content),
+            }
+        };
+        if !right {
+            tracing::warn!(path = %self.path.display(), slot, "a chunk is damaged; it is fetched anew");
+            self.drop_chunk(slot, generation);
+            return false;
+        }
+        let word = &self.words[slot as usize];
+        let same = |now: u32| (now / GENERATION == generation).then_some(now | CHECKED | READ);
+        word.fetch_update(Ordering::SeqCst, Ordering::Acquire, same).is_ok()
+    }
+
+    fn entry(&self, slot: u32) -> Option<Entry> {
+        let mut bytes = [0; ENTRY];
+        self.file.read_exact_at(&mut bytes, entry_at(slot)).ok()?;
+        Entry::parse(&bytes)
+    }
+
+    /// Lets a slot have no chunk, if it still has the chunk of this generation. Returns the bytes that are free now.
+    pub fn drop_chunk(&self, slot: u32, generation: u32) -> u64 {
+        let mut sieve = self.sieve();
+        if self.generation(slot) != Some(generation) {
+            return 0;
+        }
+        sieve.remove(slot);
+        self.clear(slot);
+        sieve.give_back(slot);
+        if let Err(error) = self.punch(slot) {
+            tracing::warn!(path = %self.path.display(), slot, %error, "a chunk is not removed from the disk");
+        }
+        CHUNK
+    }
+
+    /// Forgets the entry, and gives the space of the chunk back to the file system.
+    fn punch(&self, slot: u32) -> io::Result<()> {
+        self.file.write_all_at(&[0; ENTRY], entry_at(slot))?;
+        if self.length.is_some() {
+            let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&self.file, flags, at(slot), CHUNK)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing is read from it or kept in it from now on.
+    pub fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+    }
+
+    #[must_use]
+    pub fn retired(&self) -> bool {
+        self.retired.load(Ordering::SeqCst)
+    }
+
+    /// The next generation of the slot, without a chunk.
+    fn clear(&self, slot: u32) {
+        let next = (self.words[slot as usize].load(Ordering::Acquire) / GENERATION + 1).wrapping_mul(GENERATION);
+        self.words[slot as usize].store(next, Ordering::SeqCst);
+        self.held.fetch_sub(CHUNK, Ordering::Relaxed);
+    }
+
+    /// Writes a chunk to a slot: a free one, else one that was never used, else that of a chunk which may go.
+    ///
+    /// Returns its place: slot and generation.
+    ///
+    /// # Errors
+    /// Nothing may go, or the chunk cannot be written.
+    pub fn keep(&self, entry: &Entry, data: &[u8], pinned: bool) -> io::Result<(u32, u32)> {
+        let slot = self.take().ok_or(io::ErrorKind::StorageFull)?;
+        let written = self
+            .file
+            .write_all_at(data, at(slot))
+            .and_then(|()| self.file.write_all_at(&entry.bytes(), entry_at(slot)))
+            .and_then(|()| self.whole());
+        let mut sieve = self.sieve();
+        if let Err(error) = written {
+            sieve.give_back(slot);
+            return Err(error);
+        }
+        let word = self.words[slot as usize].load(Ordering::Acquire) & !(GENERATION - 1);
+        let pin = if pinned { PINNED } else { 0 };
+        self.words[slot as usize].store(word | USED | CHECKED | pin, Ordering::SeqCst);
+        self.held.fetch_add(CHUNK, Ordering::Relaxed);
+        sieve.insert(slot);
+        Ok((slot, word / GENERATION))
+    }
+
+    fn take(&self) -> Option<u32> {
+        let mut sieve = self.sieve();
+        if let Some(slot) = sieve.take_free() {
+            return Some(slot);
+        }
+        if self.has_room() {
+            if let Some(slot) = sieve.take_unused() {
+                return Some(slot);
+            }
+        }
+        let slot = sieve.evict(|slot| self.may_go(slot))?;
+        self.clear(slot);
+        Some(slot)
+    }
+
+    fn may_go(&self, slot: u32) -> bool {
+        let before = self.words[slot as usize].fetch_and(!READ, Ordering::Relaxed);
+        before & (READ | PINNED) == 0
+    }
+
+    /// Whether the file may take more of its file system.
+    fn has_room(&self) -> bool {
+        let room = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize > self.reserve + 2 * CHUNK;
+        self.length.is_none() || rustix::fs::fstatvfs(&self.file).is_ok_and(room)
+    }
+
+    /// Whether the file has its length still. If somebody has cut it off, a write made zeros of what was there.
+    fn whole(&self) -> io::Result<()> {
+        let Some(length) = self.length else { return Ok(()) };
+        if self.file.metadata()?.len() == length {
+            return Ok(());
+        }
+        tracing::warn!(path = %self.path.display(), "somebody has cut the file off: all chunks are checked again");
+        self.words.iter().for_each(|word| {
+            word.fetch_and(!CHECKED, Ordering::SeqCst);
+        });
+        self.file.set_len(length)?;
+        Err(io::ErrorKind::Interrupted.into())
+    }
+
+    fn sieve(&self) -> MutexGuard<'_, Sieve> {
+        self.sieve.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (name, content) = (bytes.first_chunk()?, bytes.last_chunk()?);
+        (Name(*name) != Name::ZEROS).then_some(Self { name: Name(*name), content: Name(*content) })
+    }
+
+    fn bytes(&self) -> [u8; ENTRY] {
+        let mut bytes = [0; ENTRY];
+        bytes[..NAME].copy_from_slice(&self.name.0);
+        bytes[NAME..].copy_from_slice(&self.content.0);
+        bytes
+    }
+}
+
+/// How many slots fit into so many bytes.
+fn slots_in(size: u64) -> io::Result<u32> {
+    let room = size.saturating_sub(CHUNK);
+    let slots = room / GROUP_BYTES * u64::from(GROUP) + (room % GROUP_BYTES).saturating_sub(CHUNK) / CHUNK;
+    match u32::try_from(slots) {
+        Ok(slots) if slots > 0 => Ok(slots),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{size} bytes are no size for a pool"))),
+    }
+}
+
+/// Where a slot's chunk begins.
+fn at(slot: u32) -> u64 {
+    CHUNK + u64::from(slot / GROUP) * GROUP_BYTES + CHUNK + u64::from(slot % GROUP) * CHUNK
+}
+
+fn entry_at(slot: u32) -> u64 {
+    CHUNK + u64::from(slot / GROUP) * GROUP_BYTES + u64::from(slot % GROUP) * ENTRY as u64
+}
+
+/// Marks a new file, and says whether it was marked already.
+fn claim(file: &File, device: bool) -> io::Result<bool> {
+    let mut magic = [0; MAGIC.len()];
+    match file.read_exact_at(&mut magic, 0) {
+        Ok(()) if magic == *MAGIC => Ok(true),
+        Ok(()) if device || magic != [0; MAGIC.len()] => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "it holds something else"))
+        }
+        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(error),
+        _ => file.write_all_at(MAGIC, 0).map(|()| false),
+    }
+}

@@ -1,0 +1,166 @@
+//! The chunks that this host keeps: one pool for all images, in files, partitions and disks.
+//!
+//! A chunk is found by its name, whichever image brought it. What is on a disk is not believed before it was compared with
+//! its hash once, so a crash needs no journal.
+
+mod index;
+mod member;
+mod sieve;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use index::Index;
+use member::Member;
+pub use member::{Entry, Found};
+
+use crate::manifest::Name;
+
+/// Members that a pool can get between two starts.
+const MOST: usize = 255;
+
+/// Where a chunk is: a member, a slot of it, and the slot's generation. Goes out of date when the slot gets another chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    member: u8,
+    generation: u32,
+    slot: u32,
+}
+
+impl Place {
+    /// In one word, never 0.
+    #[must_use]
+    pub fn to_word(self) -> u64 {
+        u64::from(self.member) << 56 | u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // the fields of a word
+    pub fn from_word(word: u64) -> Option<Self> {
+        let member = (word >> 56) as u8;
+        (member != 0).then_some(Self { member, generation: (word >> 32) as u32 & 0xff_ffff, slot: word as u32 })
+    }
+}
+
+/// The pool. Any thread may use it.
+#[derive(Debug)]
+pub struct Pool {
+    /// The first one has number 1.
+    members: Box<[OnceLock<Member>]>,
+    used: Mutex<usize>,
+    index: Index,
+    turn: AtomicUsize,
+}
+
+impl Default for Pool {
+    /// A pool without members.
+    fn default() -> Self {
+        Self {
+            members: (0..MOST).map(|_| OnceLock::new()).collect(),
+            used: Mutex::new(0),
+            index: Index::new(),
+            turn: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Pool {
+    /// Adds a file, which is made if there is none, or a block device, of at most `limit` bytes. One that is a member
+    /// already is left alone. `reserve`: bytes to leave free in the file system.
+    ///
+    /// # Errors
+    /// It cannot be opened, is too small, or holds something else.
+    pub fn add(&self, path: &Path, limit: u64, reserve: u64) -> io::Result<()> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.all().any(|(_, member)| member.path == path) {
+            return Ok(());
+        }
+        let number = u8::try_from(*used + 1).map_err(io::Error::other)?;
+        let place = self.members.get(*used).ok_or_else(|| io::Error::other("too many changes; start again"))?;
+        let (member, entries) = Member::open(path, limit, reserve)?;
+        for (slot, entry) in entries {
+            let generation = member.generation(slot).unwrap_or_default();
+            self.index.insert(&entry.name, Place { member: number, generation, slot });
+        }
+        *used += 1;
+        place.set(member).map_err(|_| io::Error::other("a member with this number is there"))
+    }
+
+    /// Uses a member no more. Returns whether it was one.
+    pub fn remove(&self, path: &Path) -> bool {
+        let found = self.all().find(|(_, member)| member.path == path);
+        found.inspect(|(_, member)| member.retire()).is_some()
+    }
+
+    /// The members in use.
+    fn all(&self) -> impl Iterator<Item = (u8, &Member)> {
+        (1..=u8::MAX).zip(self.members.iter().map_while(OnceLock::get)).filter(|(_, member)| !member.retired())
+    }
+
+    fn member(&self, place: Place) -> Option<&Member> {
+        self.members.get(usize::from(place.member).checked_sub(1)?)?.get()
+    }
+
+    /// Where the chunk of a name is.
+    #[must_use]
+    pub fn find(&self, name: &Name) -> Option<Place> {
+        let place = self.index.get(name)?;
+        if self.member(place).and_then(|member| member.generation(place.slot)) == Some(place.generation) {
+            return Some(place);
+        }
+        self.index.remove(name, place);
+        None
+    }
+
+    /// Reads a part of a chunk, `offset` bytes from its beginning, without waiting for a disk.
+    pub fn read(&self, place: Place, offset: u64, into: &mut [u8]) -> Found {
+        self.member(place).map_or(Found::Gone, |member| member.read(place.slot, place.generation, offset, into))
+    }
+
+    /// Reads a whole chunk, waiting for the disk, and compares it with `wanted`, or with what was written.
+    ///
+    /// Returns whether the chunk is there and right.
+    pub fn check(&self, place: Place, wanted: Option<&Name>, into: &mut [u8]) -> bool {
+        self.member(place).is_some_and(|member| member.check(place.slot, place.generation, wanted, into))
+    }
+
+    /// Keeps a whole chunk. `pinned`: it must not go. Returns its place; none if there is no room, or a disk fails.
+    pub fn keep(&self, entry: &Entry, data: &[u8], pinned: bool) -> Option<Place> {
+        if let Some(place) = self.find(&entry.name) {
+            return Some(place);
+        }
+        let members: Vec<_> = self.all().collect();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        // The next of those with room, in proportion to the room they have.
+        for step in 0..members.len() {
+            let (number, member) = members[(turn + step) % members.len()];
+            match member.keep(entry, data, pinned) {
+                Ok((slot, generation)) => {
+                    let place = Place { member: number, generation, slot };
+                    self.index.insert(&entry.name, place);
+                    return Some(place);
+                }
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
+                Err(error) => tracing::warn!(path = %member.path.display(), %error, "a chunk is not kept"),
+            }
+        }
+        None
+    }
+
+    /// Forgets a chunk. Returns the bytes that are free now.
+    pub fn forget(&self, name: &Name) -> u64 {
+        let Some(place) = self.find(name) else { return 0 };
+        self.index.remove(name, place);
+        self.member(place).map_or(0, |member| member.drop_chunk(place.slot, place.generation))
+    }
+
+    /// Bytes of chunks, and the most that there may be.
+    #[must_use]
+    pub fn usage(&self) -> (u64, u64) {
+        self.all().fold((0, 0), |(held, limit), (_, member)| (held + member.held(), limit + member.limit()))
+    }
+}

@@ -1,0 +1,222 @@
+//! The pool as a whole, on files.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::manifest::{CHUNK, to_usize};
+
+const LIMIT: u64 = 4 << 20;
+
+fn chunk(number: u64) -> (Entry, Vec<u8>) {
+    let mut data = vec![7; to_usize(CHUNK)];
+    data[..8].copy_from_slice(&number.to_le_bytes());
+    let name = Name::of_chunk(&data);
+    (Entry { name, content: name }, data)
+}
+
+struct Scene {
+    folder: TempDir,
+    pool: Pool,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let scene = Self { folder: tempfile::tempdir().unwrap(), pool: Pool::default() };
+        scene.pool.add(&scene.file(), LIMIT, 0).unwrap();
+        scene
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("pool")
+    }
+
+    /// A process that starts again.
+    fn again(&mut self) {
+        self.pool = Pool::default();
+        self.pool.add(&self.file(), LIMIT, 0).unwrap();
+    }
+
+    fn keep(&self, number: u64) -> Place {
+        let (entry, data) = chunk(number);
+        self.pool.keep(&entry, &data, false).unwrap()
+    }
+
+    fn find(&self, number: u64) -> Option<Place> {
+        self.pool.find(&chunk(number).0.name)
+    }
+
+    fn read(&self, place: Place) -> (Found, Vec<u8>) {
+        let mut data = vec![0; to_usize(CHUNK)];
+        (self.pool.read(place, 0, &mut data), data)
+    }
+
+    fn check(&self, number: u64) -> bool {
+        let mut data = vec![0; to_usize(CHUNK)];
+        let (entry, wanted) = chunk(number);
+        self.pool.check(self.find(number).unwrap(), Some(&entry.name), &mut data) && data == wanted
+    }
+
+    /// Writes over a chunk behind the back of the pool.
+    fn damage(&self, number: u64) {
+        let (_, wanted) = chunk(number);
+        let file = File::options().read(true).write(true).open(self.file()).unwrap();
+        let whole = std::fs::read(self.file()).unwrap();
+        let at = whole.chunks(to_usize(CHUNK)).position(|found| found == wanted).unwrap();
+        file.write_all_at(b"damaged", at as u64 * CHUNK).unwrap();
+    }
+}
+
+#[test]
+fn what_is_kept_is_read() {
+    let scene = Scene::new();
+    let places: Vec<Place> = (0..5).map(|number| scene.keep(number)).collect();
+    assert_eq!(places, (0..5).map(|number| scene.find(number).unwrap()).collect::<Vec<_>>());
+    assert_eq!((Found::Data, chunk(3).1), scene.read(places[3]));
+    assert_eq!(5 * CHUNK, scene.pool.usage().0);
+    assert_eq!(Some(places[4]), Place::from_word(places[4].to_word()));
+    assert_eq!(None, Place::from_word(0));
+}
+
+#[test]
+fn a_name_that_is_kept_twice_has_one_place() {
+    let scene = Scene::new();
+    assert_eq!(scene.keep(1), scene.keep(1));
+    assert_eq!(CHUNK, scene.pool.usage().0);
+}
+
+#[test]
+fn after_a_restart_a_chunk_is_believed_once_it_was_checked() {
+    let mut scene = Scene::new();
+    scene.keep(1);
+    scene.again();
+    let place = scene.find(1).unwrap();
+    assert_eq!(Found::Unchecked, scene.read(place).0);
+    assert!(scene.check(1));
+    assert_eq!((Found::Data, chunk(1).1), scene.read(place));
+}
+
+#[test]
+fn a_torn_chunk_is_forgotten() {
+    let mut scene = Scene::new();
+    scene.keep(1);
+    scene.keep(2);
+    scene.damage(1);
+    scene.again();
+    assert!(!scene.check(1));
+    assert_eq!((None, CHUNK), (scene.find(1), scene.pool.usage().0));
+    assert!(scene.check(2));
+    scene.keep(1);
+    scene.again();
+    assert!(scene.check(1) && scene.check(2));
+}
+
+#[test]
+fn an_unproven_chunk_is_checked_by_what_was_written() {
+    let mut scene = Scene::new();
+    let (entry, data) = chunk(1);
+    let entry = Entry { name: Name::of_place("image", 1), content: entry.content };
+    scene.pool.keep(&entry, &data, false).unwrap();
+    scene.again();
+    let mut found = vec![0; to_usize(CHUNK)];
+    assert!(scene.pool.check(scene.pool.find(&entry.name).unwrap(), None, &mut found) && found == data);
+    scene.damage(1);
+    scene.again();
+    assert!(!scene.pool.check(scene.pool.find(&entry.name).unwrap(), None, &mut found));
+}
+
+#[test]
+fn a_full_pool_takes_new_chunks_and_never_grows() {
+    let scene = Scene::new();
+    let (_, limit) = scene.pool.usage();
+    let first = scene.keep(0);
+    for number in 1..200 {
+        scene.keep(number);
+        assert!(scene.pool.usage().0 <= limit);
+    }
+    assert!(scene.file().metadata().unwrap().len() <= LIMIT);
+    assert_eq!((None, Found::Gone), (scene.find(0), scene.read(first).0));
+    assert_eq!((Found::Data, chunk(199).1), scene.read(scene.find(199).unwrap()));
+}
+
+#[test]
+fn what_is_read_again_and_again_stays_in_a_full_pool() {
+    let scene = Scene::new();
+    let hot = scene.keep(0);
+    for number in 1..500 {
+        scene.keep(number);
+        assert_eq!(Found::Data, scene.read(hot).0);
+    }
+}
+
+#[test]
+fn what_is_pinned_stays_and_a_pool_of_pinned_chunks_takes_no_more() {
+    let scene = Scene::new();
+    let keep = |number: u64| scene.pool.keep(&chunk(number).0, &chunk(number).1, true);
+    let kept = (0..200).filter(|&number| keep(number).is_some()).count();
+    assert_eq!(scene.pool.usage().1, kept as u64 * CHUNK);
+    assert!((0..kept as u64).all(|number| scene.find(number).is_some()));
+}
+
+#[test]
+fn a_file_that_somebody_cuts_off_loses_chunks_and_serves_no_zeros() {
+    let scene = Scene::new();
+    let places: Vec<Place> = (0..8).map(|number| scene.keep(number)).collect();
+    File::options().write(true).open(scene.file()).unwrap().set_len(5 * CHUNK).unwrap();
+    assert_eq!(Found::Gone, scene.read(places[7]).0);
+    let (entry, data) = chunk(100);
+    assert_eq!(None, scene.pool.keep(&entry, &data, false)); // which notices it
+    assert_eq!(Found::Unchecked, scene.read(places[7]).0);
+    assert!(!scene.check(7) && scene.check(0));
+    scene.keep(100);
+    assert_eq!(Found::Data, scene.read(scene.find(100).unwrap()).0);
+}
+
+#[test]
+fn what_somebody_else_has_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, b"an ext4 file system, say, of somebody else").unwrap();
+    assert!(Pool::default().add(&path, LIMIT, 0).is_err());
+    assert_eq!(b"an ext4", &std::fs::read(&path).unwrap()[..7]);
+    assert!(Pool::default().add(&folder.path().join("small"), CHUNK, 0).is_err());
+}
+
+#[test]
+fn a_forgotten_chunk_gives_its_space_back() {
+    use std::os::unix::fs::MetadataExt;
+    let mut scene = Scene::new();
+    for number in 0..8 {
+        scene.keep(number);
+    }
+    let before = scene.file().metadata().unwrap().blocks();
+    assert_eq!((CHUNK, 0), (scene.pool.forget(&chunk(3).0.name), scene.pool.forget(&chunk(3).0.name)));
+    assert_eq!(CHUNK / 512, before - scene.file().metadata().unwrap().blocks());
+    scene.again();
+    assert_eq!((None, 7 * CHUNK), (scene.find(3), scene.pool.usage().0));
+}
+
+#[test]
+fn no_chunk_goes_to_the_reserve_of_the_file_system() {
+    let scene = Scene { folder: tempfile::tempdir().unwrap(), pool: Pool::default() };
+    scene.pool.add(&scene.file(), LIMIT, u64::MAX / 2).unwrap();
+    let (entry, data) = chunk(1);
+    assert_eq!(None, scene.pool.keep(&entry, &data, false));
+}
+
+#[test]
+fn members_share_the_chunks_and_one_that_is_removed_is_read_no_more() {
+    let scene = Scene::new();
+    let second = scene.folder.path().join("second");
+    scene.pool.add(&second, LIMIT, 0).unwrap();
+    scene.pool.add(&second, LIMIT, 0).unwrap();
+    let places: Vec<Place> = (0..20).map(|number| scene.keep(number)).collect();
+    assert!(scene.pool.remove(&second) && !scene.pool.remove(&second));
+    let left = places.iter().filter(|&&place| scene.read(place).0 == Found::Data).count();
+    assert_eq!(10, left);
+    assert_eq!(10 * CHUNK, scene.pool.usage().0);
+    scene.keep(19);
+}

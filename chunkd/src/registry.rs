@@ -1,0 +1,307 @@
+//! What this host serves, and to whom.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::fetch::{Endpoint, Fault, Left, Parent};
+use crate::image::Image;
+use crate::manifest::{LARGEST, Layout, Manifest};
+use crate::pool::Pool;
+use crate::serve::{Export, Exports};
+use crate::tls::Key;
+
+/// The digests of images with a manifest begin so.
+const VERIFIED: &str = "blake3-64k:";
+
+/// What is wrong with a call.
+#[derive(Debug, Error)]
+pub enum Refused {
+    #[error("{0}")]
+    Invalid(String),
+    #[error("image {0} is not served here")]
+    Unknown(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// 64 hexadecimal digits.
+#[derive(Clone, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Secret(pub Key);
+
+impl TryFrom<String> for Secret {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        unhex(&text).map(|bytes| Self(Key(bytes))).ok_or("a secret has 64 hexadecimal digits")
+    }
+}
+
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    Some(blake3::Hash::from_hex(text).ok()?.into())
+}
+
+/// A host that an image is read from. `address`: `HOST:PORT`.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParentSpec {
+    pub host: String,
+    pub address: String,
+    pub identity: String,
+    pub secret: Secret,
+}
+
+/// A host that may read an image.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChildSpec {
+    pub host: String,
+    pub secret: Secret,
+}
+
+/// An image that this host serves. `mark`: what the content is served from, on an origin; another mark is another content.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageSpec {
+    pub name: String,
+    pub key: String,
+    pub size: u64,
+    pub digest: String,
+    #[serde(default)]
+    pub mark: Option<String>,
+    #[serde(default)]
+    pub parents: Vec<ParentSpec>,
+}
+
+/// What an image does now. Bytes; `parents`: those that are connected, the one in use first.
+#[derive(Debug, Serialize)]
+pub struct ImageStatus {
+    pub name: String,
+    pub key: String,
+    pub proven: bool,
+    pub fetched: u64,
+    pub parents: Vec<String>,
+}
+
+/// Something that the agent should hear of.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    ParentLost { image: String, host: String, why: &'static str },
+}
+
+struct Served {
+    image: Arc<Image>,
+    size: u64,
+    digest: String,
+    mark: Option<String>,
+}
+
+#[derive(Default)]
+struct Tables {
+    /// By the image's name.
+    images: HashMap<String, Served>,
+    /// By the image's name, then the host's name.
+    children: HashMap<String, HashMap<String, (Key, CancellationToken)>>,
+}
+
+/// All images of this host.
+pub struct Registry {
+    tables: Mutex<Tables>,
+    manifests: PathBuf,
+    pub pool: Arc<Pool>,
+    events: tokio::sync::broadcast::Sender<Event>,
+}
+
+impl Registry {
+    /// `manifests`: the folder of the manifests.
+    #[must_use]
+    pub fn new(manifests: PathBuf, pool: Arc<Pool>) -> Self {
+        Self { tables: Mutex::default(), manifests, pool, events: tokio::sync::broadcast::channel(1024).0 }
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn events(&self) -> tokio::sync::broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// Serves an image, or follows other parents. The same again changes nothing.
+    ///
+    /// # Errors
+    /// The description makes no sense, or a file cannot be opened.
+    pub async fn serve(&self, spec: ImageSpec, content: Option<File>) -> Result<(), Refused> {
+        if spec.size == 0 || spec.size % 512 != 0 || spec.size > LARGEST {
+            return Err(Refused::Invalid(format!("an image has no {} bytes", spec.size)));
+        }
+        let image = self.image(&spec, content)?;
+        image.parents.follow(endpoints(&spec, false)).await;
+        if image.proven() {
+            image.manifest_parents.follow(endpoints(&spec, true)).await;
+        }
+        Ok(())
+    }
+
+    /// The image that is served already, if it is the same, or a new one in its place.
+    fn image(&self, spec: &ImageSpec, content: Option<File>) -> Result<Arc<Image>, Refused> {
+        let mut tables = self.tables();
+        if let Some(old) = tables.images.get(&spec.name) {
+            if old.size == spec.size && old.digest == spec.digest && old.mark == spec.mark {
+                return Ok(old.image.clone());
+            }
+        }
+        if spec.mark.is_some() != content.is_some() {
+            return Err(Refused::Invalid("content needs a mark, and a mark a file".to_owned()));
+        }
+        let manifest = match spec.digest.strip_prefix(VERIFIED) {
+            Some(hash) => {
+                let hash = unhex(hash).ok_or_else(|| Refused::Invalid(format!("no digest: {}", spec.digest)))?;
+                Some(Manifest::open(&self.manifests.join(&spec.key), hash, spec.size)?)
+            }
+            None => None,
+        };
+        let (left, lost) = mpsc::unbounded_channel();
+        let image = Arc::new(Image::new(spec.key.clone(), spec.size, content, manifest, self.pool.clone(), left));
+        tokio::spawn(tell(spec.name.clone(), lost, self.events.clone()));
+        let served =
+            Served { image: image.clone(), size: spec.size, digest: spec.digest.clone(), mark: spec.mark.clone() };
+        if let Some(old) = tables.images.insert(spec.name.clone(), served) {
+            old.image.closed.cancel(); // its clients connect again, and find the new one
+        }
+        Ok(image)
+    }
+
+    /// Lets exactly these hosts read an image. The others are cut off.
+    pub fn admit(&self, image: &str, children: Vec<ChildSpec>) {
+        let mut tables = self.tables();
+        let mut old = tables.children.remove(image).unwrap_or_default();
+        let mut now = HashMap::new();
+        for child in children {
+            let same = old.remove(&child.host).filter(|(key, _)| *key == child.secret.0);
+            now.insert(child.host, same.unwrap_or_else(|| (child.secret.0, CancellationToken::new())));
+        }
+        for (_, cut) in old.into_values() {
+            cut.cancel();
+        }
+        tables.children.insert(image.to_owned(), now);
+    }
+
+    /// Ends an image: reads that wait end with an error. What the pool has stays. One that is not there is fine.
+    pub fn drop_image(&self, image: &str) {
+        self.admit(image, Vec::new());
+        let mut tables = self.tables();
+        tables.children.remove(image);
+        if let Some(old) = tables.images.remove(image) {
+            old.image.closed.cancel();
+        }
+    }
+
+    /// The key of an identity `IMAGE/HOST`.
+    #[must_use]
+    pub fn key(&self, identity: &str) -> Option<Key> {
+        let (image, host) = identity.split_once('/')?;
+        Some(self.tables().children.get(image)?.get(host)?.0.clone())
+    }
+
+    /// What the holder of an identity may read, and what cuts the connection.
+    #[must_use]
+    pub fn child(self: &Arc<Self>, identity: &str) -> Option<(OfChild, CancellationToken)> {
+        let (image, host) = identity.split_once('/')?;
+        let cut = self.tables().children.get(image)?.get(host)?.1.clone();
+        Some((OfChild { registry: self.clone(), image: image.to_owned() }, cut))
+    }
+
+    fn export(&self, image: &str, key: &str) -> Option<Export> {
+        let served = self.tables().images.get(image)?.image.clone();
+        match key.strip_suffix("/manifest") {
+            Some(key) => (key == served.key && served.proven()).then_some(Export::Manifest(served)),
+            None => (key == served.key).then_some(Export::Image(served)),
+        }
+    }
+
+    pub fn status(&self) -> Vec<ImageStatus> {
+        let status = |(name, served): (&String, &Served)| ImageStatus {
+            name: name.clone(),
+            key: served.image.key.clone(),
+            proven: served.image.proven(),
+            fetched: served.image.fetched.load(std::sync::atomic::Ordering::Relaxed),
+            parents: served.image.parents.hosts(),
+        };
+        self.tables().images.iter().map(status).collect()
+    }
+}
+
+/// Programs of this host may read all images, by key or by name.
+impl Exports for Registry {
+    fn find(&self, name: &str) -> Option<Export> {
+        let image = {
+            let tables = self.tables();
+            let key = name.strip_suffix("/manifest").unwrap_or(name);
+            let by_key =
+                tables.images.iter().find(|(_, served)| served.image.key == key).map(|(image, _)| image.clone());
+            by_key.or_else(|| tables.images.get(name).map(|_| name.to_owned()))?
+        };
+        self.export(&image, name).or_else(|| Some(Export::Image(self.tables().images.get(&image)?.image.clone())))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.tables().images.keys().cloned().collect()
+    }
+}
+
+/// A child may read one image.
+pub struct OfChild {
+    registry: Arc<Registry>,
+    image: String,
+}
+
+impl Exports for OfChild {
+    fn find(&self, name: &str) -> Option<Export> {
+        self.registry.export(&self.image, name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+fn endpoints(spec: &ImageSpec, manifest: bool) -> Vec<Parent> {
+    spec.parents.iter().map(|parent| endpoint(spec, parent, manifest)).collect()
+}
+
+fn endpoint(spec: &ImageSpec, parent: &ParentSpec, manifest: bool) -> Parent {
+    let layout = Layout { size: spec.size };
+    let (export, size) =
+        if manifest { (format!("{}/manifest", spec.key), layout.length()) } else { (spec.key.clone(), spec.size) };
+    Parent {
+        host: parent.host.clone(),
+        endpoint: Endpoint {
+            address: parent.address.clone(),
+            identity: parent.identity.clone(),
+            key: parent.secret.0.clone(),
+            export,
+            size,
+        },
+    }
+}
+
+async fn tell(image: String, mut lost: mpsc::UnboundedReceiver<Left>, events: tokio::sync::broadcast::Sender<Event>) {
+    while let Some(Left { host, fault }) = lost.recv().await {
+        let why = match fault {
+            Fault::Dead => "dead",
+            Fault::Hung => "hung",
+            Fault::Lying => "lying",
+        };
+        let _ = events.send(Event::ParentLost { image: image.clone(), host, why }); // nobody may listen
+    }
+}

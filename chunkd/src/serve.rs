@@ -1,0 +1,341 @@
+//! Answers one client's requests: from the pool at once, else when the data is there, in any order.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes, BytesMut};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::image::{Failed, Image};
+use crate::manifest::{CHUNK, to_usize};
+use crate::nbd::server::{Handshake, Next};
+use crate::nbd::{Errno, Extent, MOST_READ, Replies, Request, Violation, command, extent};
+
+/// Bytes that one client may wait for. One that asks for more is not heard until it has got some.
+const MOST_AWAITED: u64 = 32 << 20;
+
+/// Bytes that are read from the pool before they are sent.
+const PIECE: usize = 256 << 10;
+
+const MOST_EXTENTS: usize = 1024;
+
+/// What a handshake led to.
+#[derive(Debug)]
+pub enum Agreed {
+    StartTls,
+    Serve(Export, Replies),
+    End,
+}
+
+/// Why a connection ends.
+#[derive(Debug, Error)]
+pub enum Ended {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Nbd(#[from] Violation),
+    #[error("TLS: {0}")]
+    Tls(#[from] openssl::ssl::Error),
+    #[error("the handshake takes too long")]
+    Late,
+    #[error(transparent)]
+    Read(#[from] Failed),
+}
+
+/// What a client may find here.
+pub trait Exports: Send + Sync {
+    fn find(&self, name: &str) -> Option<Export>;
+    fn names(&self) -> Vec<String>;
+}
+
+/// What a name means: an image, or its manifest.
+#[derive(Clone, Debug)]
+pub enum Export {
+    Image(Arc<Image>),
+    Manifest(Arc<Image>),
+}
+
+impl Export {
+    fn image(&self) -> &Arc<Image> {
+        match self {
+            Self::Image(image) | Self::Manifest(image) => image,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        match self {
+            Self::Image(image) => image.size,
+            Self::Manifest(image) => image.manifest().map_or(0, |manifest| manifest.layout.length()),
+        }
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> bool {
+        matches!(self, Self::Image(image) if image.read_now(offset, into))
+    }
+
+    async fn extents(&self, offset: u64, length: u32, most: usize) -> Result<Vec<Extent>, Failed> {
+        match self {
+            Self::Image(image) => Ok(image.extents(offset, length.into(), most).await?),
+            Self::Manifest(_) => Ok(vec![Extent { length, bits: extent::DATA }]),
+        }
+    }
+
+    async fn read(&self, offset: u64, length: u32) -> Result<Bytes, Failed> {
+        match self {
+            Self::Image(image) => image.read(offset, length).await,
+            Self::Manifest(image) => image.read_manifest(offset, length).await,
+        }
+    }
+}
+
+/// Greets, or goes on after TLS, until requests may come. Nothing if the client ends it.
+///
+/// `Handshake::greet` was sent already, and `input` is what came after that.
+///
+/// # Errors
+/// The client hangs up, or does not speak the protocol.
+pub async fn negotiate<S>(
+    stream: &mut S,
+    handshake: &mut Handshake,
+    input: &mut BytesMut,
+    exports: &dyn Exports,
+) -> Result<Agreed, Ended>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut output = BytesMut::new();
+    let mut looked = None;
+    let mut next = Next::More;
+    loop {
+        next = match next {
+            Next::Find(name) => {
+                looked = exports.find(&name);
+                handshake.found(looked.as_ref().map(Export::size), &mut output)
+            }
+            Next::List => {
+                Handshake::list(exports.names().iter().map(String::as_str), &mut output);
+                Next::More
+            }
+            Next::More => {
+                let next = handshake.next(input, &mut output)?;
+                stream.write_all(&output).await?;
+                output.clear();
+                if next == Next::More && stream.read_buf(input).await? == 0 {
+                    return Ok(Agreed::End);
+                }
+                next
+            }
+            Next::StartTls => return Ok(Agreed::StartTls),
+            Next::End => return Ok(Agreed::End),
+            Next::Ready(name, replies) => {
+                stream.write_all(&output).await?;
+                let export = looked.or_else(|| exports.find(&name));
+                return Ok(export.map_or(Agreed::End, |export| Agreed::Serve(export, replies)));
+            }
+        };
+    }
+}
+
+/// Answers requests until the client says goodbye, the image is dropped, or `cut`.
+///
+/// # Errors
+/// Why it ended otherwise.
+pub async fn serve<S>(
+    stream: S,
+    input: BytesMut,
+    export: Export,
+    replies: Replies,
+    cut: &CancellationToken,
+) -> Result<(), Ended>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let closed = export.image().closed.clone();
+    let (answers, answered) = mpsc::unbounded_channel();
+    let output = BytesMut::with_capacity(PIECE);
+    let piece = vec![0; PIECE].into();
+    let mut session =
+        Session { stream, export, replies, input, output, piece, answers, answered, awaited: 0, unread: 0 };
+    tokio::select! {
+        ended = session.run() => ended,
+        () = closed.cancelled() => Ok(()),
+        () = cut.cancelled() => Ok(()),
+    }
+}
+
+/// What came of a request that had to wait.
+enum Answer {
+    Data(Bytes),
+    Extents(Vec<Extent>),
+    Done,
+}
+
+struct Session<S> {
+    stream: S,
+    export: Export,
+    replies: Replies,
+    input: BytesMut,
+    output: BytesMut,
+    piece: Box<[u8]>,
+    answers: mpsc::UnboundedSender<(Request, Result<Answer, Failed>)>,
+    answered: mpsc::UnboundedReceiver<(Request, Result<Answer, Failed>)>,
+    /// Bytes that the client waits for.
+    awaited: u64,
+    /// Bytes of a write's data that are still to come, and are ignored.
+    unread: u64,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
+    async fn run(&mut self) -> Result<(), Ended> {
+        loop {
+            while self.awaited < MOST_AWAITED {
+                let Some(request) = self.next_request()? else { break };
+                if request.kind == command::DISCONNECT {
+                    return Ok(());
+                }
+                self.request(request).await?;
+            }
+            self.flush().await?;
+            tokio::select! {
+                Some((request, answer)) = self.answered.recv() => self.answer(&request, answer).await?,
+                read = self.stream.read_buf(&mut self.input), if self.awaited < MOST_AWAITED => if read? == 0 {
+                    return Ok(());
+                },
+            }
+            while let Ok((request, answer)) = self.answered.try_recv() {
+                self.answer(&request, answer).await?;
+            }
+        }
+    }
+
+    fn next_request(&mut self) -> Result<Option<Request>, Violation> {
+        let ignored = self.input.len().min(usize::try_from(self.unread).unwrap_or(usize::MAX));
+        self.input.advance(ignored);
+        self.unread -= ignored as u64;
+        if self.unread > 0 { Ok(None) } else { Request::take(&mut self.input) }
+    }
+
+    async fn request(&mut self, request: Request) -> Result<(), Ended> {
+        let range = request.range(self.export.size());
+        match request.kind {
+            command::READ if request.length > MOST_READ => self.refuse(&request, Errno::Overflow),
+            command::READ if range.is_none() => self.refuse(&request, Errno::Inval),
+            command::READ => return self.read(request).await,
+            command::CACHE if range.is_some() => self.later(request),
+            command::BLOCK_STATUS if range.is_some() && self.replies.allocation => self.later(request),
+            command::FLUSH => self.replies.done(&mut self.output, request.cookie),
+            command::WRITE if request.length > MOST_READ => return Err(Violation::Nonsense("a write too long").into()),
+            command::WRITE => {
+                self.unread = request.length.into();
+                self.refuse(&request, Errno::Perm);
+            }
+            command::TRIM | command::WRITE_ZEROES => self.refuse(&request, Errno::Perm),
+            _ => self.refuse(&request, Errno::Inval),
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, request: &Request, error: Errno) {
+        self.replies.error(&mut self.output, request.cookie, error);
+    }
+
+    /// Answers a read now if its beginning is here.
+    async fn read(&mut self, request: Request) -> Result<(), Ended> {
+        let mut offset = request.offset;
+        let end = offset + u64::from(request.length);
+        let first = to_usize(end - offset).min(PIECE);
+        if !self.export.read_now(offset, &mut self.piece[..first]) {
+            self.later(request);
+            return Ok(());
+        }
+        self.replies.data(&mut self.output, &request);
+        self.put_piece(first).await?;
+        offset += first as u64;
+        while offset < end {
+            let length = to_usize(end - offset).min(PIECE);
+            if self.export.read_now(offset, &mut self.piece[..length]) {
+                self.put_piece(length).await?;
+            } else {
+                // The answer has begun, so it has to go on.
+                let data = self.export.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
+                self.put(&data).await?;
+            }
+            offset += length as u64;
+        }
+        Ok(())
+    }
+
+    async fn put_piece(&mut self, length: usize) -> io::Result<()> {
+        if length <= PIECE / 4 {
+            self.output.extend_from_slice(&self.piece[..length]);
+            return if self.output.len() > PIECE { self.flush().await } else { Ok(()) };
+        }
+        self.flush().await?;
+        self.stream.write_all(&self.piece[..length]).await
+    }
+
+    async fn put(&mut self, data: &[u8]) -> io::Result<()> {
+        self.output.extend_from_slice(data);
+        if self.output.len() > PIECE { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        self.stream.write_all(&self.output).await?;
+        self.output.clear();
+        Ok(())
+    }
+
+    /// Answers when the data is there.
+    fn later(&mut self, request: Request) {
+        self.awaited += weight(&request);
+        let (export, answers) = (self.export.clone(), self.answers.clone());
+        tokio::spawn(async move {
+            let answer = match request.kind {
+                command::READ => export.read(request.offset, request.length).await.map(Answer::Data),
+                command::CACHE => cache(&export, &request).await.map(|()| Answer::Done),
+                _ => {
+                    let most = if request.flags & command::REQ_ONE == 0 { MOST_EXTENTS } else { 1 };
+                    export.extents(request.offset, request.length, most).await.map(Answer::Extents)
+                }
+            };
+            let _ = answers.send((request, answer)); // the client may be gone
+        });
+    }
+
+    async fn answer(&mut self, request: &Request, answer: Result<Answer, Failed>) -> io::Result<()> {
+        self.awaited -= weight(request);
+        match answer {
+            Ok(Answer::Data(data)) => {
+                self.replies.data(&mut self.output, request);
+                self.put(&data).await?;
+            }
+            Ok(Answer::Extents(extents)) => self.replies.extents(&mut self.output, request.cookie, &extents),
+            Ok(Answer::Done) => self.replies.done(&mut self.output, request.cookie),
+            Err(Failed::Closed(_)) => self.refuse(request, Errno::Shutdown),
+            Err(Failed::Content(error)) => {
+                tracing::error!(%error, "an image of this host cannot be read");
+                self.refuse(request, Errno::Io);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a request counts against `MOST_AWAITED`.
+fn weight(request: &Request) -> u64 {
+    if request.kind == command::READ { request.length.into() } else { CHUNK }
+}
+
+async fn cache(export: &Export, request: &Request) -> Result<(), Failed> {
+    let end = request.offset + u64::from(request.length);
+    let mut offset = request.offset;
+    while offset < end {
+        let length = (end - offset).min(PIECE as u64);
+        export.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
+        offset += length;
+    }
+    Ok(())
+}

@@ -1,0 +1,345 @@
+//! Hosts in one process, with real sockets and TLS, and a parent that misbehaves.
+
+#![allow(dead_code)] // not all tests use all of it
+
+use std::fs::File;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use chunkd::listen;
+use chunkd::manifest::{CHUNK, NAME, Name, PAGE, digest, to_usize};
+use chunkd::nbd::server::{Handshake, Next, Security};
+use chunkd::nbd::{Errno, Replies, Request, command};
+use chunkd::pool::Pool;
+use chunkd::registry::{ChildSpec, Event, ImageSpec, ParentSpec, Registry, Secret};
+use chunkd::serve::{Export, Exports};
+use chunkd::tls::{self, Key};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+pub const IMAGE: &str = "image";
+
+/// The secret of all edges here.
+pub fn secret() -> Secret {
+    Secret(Key([7; 32]))
+}
+
+/// An image's content and manifest.
+#[derive(Clone)]
+pub struct Content {
+    pub data: Bytes,
+    pub manifest: Bytes,
+    pub digest: String,
+    pub key: String,
+}
+
+impl Content {
+    /// `size` bytes that repeat nowhere, with a hole.
+    pub fn new(size: usize) -> Self {
+        let mut data: Vec<u8> = blake3::Hasher::new().update(b"content").finalize_xof_of(size);
+        let hole = 3 * to_usize(CHUNK)..5 * to_usize(CHUNK);
+        if data.len() > hole.end {
+            data[hole].fill(0);
+        }
+        Self::of(data)
+    }
+
+    pub fn of(data: Vec<u8>) -> Self {
+        let mut names = Vec::new();
+        for chunk in data.chunks(to_usize(CHUNK)) {
+            let mut whole = chunk.to_vec();
+            whole.resize(to_usize(CHUNK), 0);
+            names.extend_from_slice(&Name::of_chunk(&whole).0);
+        }
+        let list: Vec<u8> = names.chunks(PAGE as usize * NAME).flat_map(|page| Name::of_page(page).0).collect();
+        let digest = blake3::Hash::from(digest(data.len() as u64, &list)).to_hex().to_string();
+        let mut manifest = list;
+        manifest.resize(manifest.len().next_multiple_of(4096), 0);
+        manifest.extend_from_slice(&names);
+        manifest.resize(manifest.len().next_multiple_of(512), 0);
+        let key = format!("b{digest}");
+        Self { data: data.into(), manifest: manifest.into(), digest: format!("blake3-64k:{digest}"), key }
+    }
+}
+
+trait Xof {
+    fn finalize_xof_of(&self, size: usize) -> Vec<u8>;
+}
+
+impl Xof for blake3::Hasher {
+    fn finalize_xof_of(&self, size: usize) -> Vec<u8> {
+        let mut data = vec![0; size];
+        self.finalize_xof().fill(&mut data);
+        data
+    }
+}
+
+/// One host: a registry, its pool, and its listener.
+pub struct Host {
+    pub name: String,
+    pub registry: Arc<Registry>,
+    pub address: SocketAddr,
+    pub folder: TempDir,
+    listener: JoinHandle<()>,
+}
+
+impl Host {
+    pub async fn new(name: &str) -> Self {
+        let filter = tracing_subscriber::EnvFilter::from_default_env(); // RUST_LOG=debug
+        let _ = tracing_subscriber::fmt().with_test_writer().with_env_filter(filter).try_init();
+        let folder = tempfile::tempdir().unwrap();
+        let registry = registry(folder.path());
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let tls = listen::tls_of(&registry).unwrap();
+        let listener = tokio::spawn(listen::serve_hosts(socket, tls, registry.clone()));
+        Self { name: name.to_owned(), registry, address, folder, listener }
+    }
+
+    /// Serves the whole content.
+    pub async fn publish(&self, content: &Content) {
+        let path = self.folder.path().join("content");
+        File::create(&path).unwrap().write_all(&content.data).unwrap();
+        std::fs::write(self.folder.path().join("manifests").join(&content.key), &content.manifest).unwrap();
+        let mut spec = spec(content, Vec::new());
+        spec.mark = Some("1".to_owned());
+        self.registry.serve(spec, Some(File::open(path).unwrap())).await.unwrap();
+    }
+
+    /// Reads from these, in this order, by the content's digest.
+    pub async fn attach(&self, content: &Content, parents: &[ParentSpec]) {
+        self.registry.serve(spec(content, parents.to_vec()), None).await.unwrap();
+    }
+
+    /// Admits hosts by these names.
+    pub fn admit(&self, names: &[&str]) {
+        let child = |host: &&str| ChildSpec { host: (*host).to_owned(), secret: secret() };
+        self.registry.admit(IMAGE, names.iter().map(child).collect());
+    }
+
+    /// How a child of this name reaches this host.
+    pub fn as_parent_of(&self, child: &str) -> ParentSpec {
+        parent(&self.name, self.address, child)
+    }
+
+    pub async fn read(&self, offset: u64, length: u32) -> Bytes {
+        let Some(Export::Image(image)) = self.registry.find(IMAGE) else { panic!("{} has no image", self.name) };
+        image.read(offset, length).await.unwrap()
+    }
+
+    pub fn fetched(&self) -> u64 {
+        self.registry.status()[0].fetched
+    }
+
+    /// As kill -9 does: all connections end. Its pool and folder stay.
+    pub fn die(&self) {
+        self.listener.abort();
+        self.registry.drop_image(IMAGE);
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}
+
+pub fn registry(folder: &Path) -> Arc<Registry> {
+    let manifests = folder.join("manifests");
+    std::fs::create_dir_all(&manifests).unwrap();
+    let pool = Pool::default();
+    pool.add(&folder.join("pool"), 256 << 20, 0).unwrap();
+    Arc::new(Registry::new(manifests, Arc::new(pool)))
+}
+
+pub fn spec(content: &Content, parents: Vec<ParentSpec>) -> ImageSpec {
+    ImageSpec {
+        name: IMAGE.to_owned(),
+        key: content.key.clone(),
+        size: content.data.len() as u64,
+        digest: content.digest.clone(),
+        mark: None,
+        parents,
+    }
+}
+
+pub fn parent(host: &str, address: SocketAddr, child: &str) -> ParentSpec {
+    ParentSpec {
+        host: host.to_owned(),
+        address: address.to_string(),
+        identity: format!("{IMAGE}/{child}"),
+        secret: secret(),
+    }
+}
+
+/// What a parent does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    WrongBytes,
+    CutsInHalf,
+    StallsAfterHeader,
+    Late(Duration),
+    ClosesAtRandom,
+    Refuses,
+    NoTls,
+    AnotherKey,
+    Silent,
+}
+
+/// A parent of real sockets and TLS that does one thing wrong, as long as `wrong` says so.
+pub struct BadParent {
+    pub address: SocketAddr,
+    pub wrong: Arc<AtomicBool>,
+    pub asked: Arc<AtomicU64>,
+    listener: JoinHandle<()>,
+}
+
+impl BadParent {
+    pub async fn new(content: &Content, fault: Fault) -> Self {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let (wrong, asked) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
+        let bad = Bad { content: content.clone(), fault, wrong: wrong.clone(), asked: asked.clone() };
+        let listener = tokio::spawn(async move {
+            while let Ok((stream, _)) = socket.accept().await {
+                let bad = bad.clone();
+                tokio::spawn(async move {
+                    let _ = bad.serve(stream).await;
+                });
+            }
+        });
+        Self { address, wrong, asked, listener }
+    }
+
+    pub fn as_parent_of(&self, child: &str) -> ParentSpec {
+        parent("bad", self.address, child)
+    }
+}
+
+impl Drop for BadParent {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}
+
+#[derive(Clone)]
+struct Bad {
+    content: Content,
+    fault: Fault,
+    wrong: Arc<AtomicBool>,
+    asked: Arc<AtomicU64>,
+}
+
+impl Bad {
+    fn does(&self, fault: Fault) -> bool {
+        self.fault == fault && self.wrong.load(Ordering::SeqCst)
+    }
+
+    async fn serve(&self, mut plain: TcpStream) -> std::io::Result<()> {
+        plain.set_nodelay(true)?;
+        if self.does(Fault::Silent) {
+            sleep(Duration::from_secs(3600)).await;
+        }
+        let mut handshake = Handshake::new(if self.does(Fault::NoTls) { Security::Plain } else { Security::Required });
+        let (mut input, mut output) = (BytesMut::new(), BytesMut::new());
+        Handshake::greet(&mut output);
+        plain.write_all(&output).await?;
+        output.clear();
+        loop {
+            let next = handshake.next(&mut input, &mut output).map_err(std::io::Error::other)?;
+            plain.write_all(&output).await?;
+            output.clear();
+            match next {
+                Next::StartTls => break,
+                Next::More if plain.read_buf(&mut input).await? > 0 => {}
+                _ => return Ok(()),
+            }
+        }
+        let key = if self.does(Fault::AnotherKey) { Key([8; 32]) } else { secret().0 };
+        let tls = tls::server(move |_| Some(key.clone()))?;
+        let (mut stream, _) = tls::accept(&tls, plain).await.map_err(std::io::Error::other)?;
+        handshake.encrypted();
+        let mut data = Bytes::new();
+        loop {
+            let next = handshake.next(&mut input, &mut output).map_err(std::io::Error::other)?;
+            let (next, asked) = match next {
+                Next::Find(name) => {
+                    let manifest = name.ends_with("/manifest");
+                    data = if manifest { self.content.manifest.clone() } else { self.content.data.clone() };
+                    (handshake.found(Some(data.len() as u64), &mut output), true)
+                }
+                next => (next, false),
+            };
+            stream.write_all(&output).await?;
+            output.clear();
+            match next {
+                Next::Ready(_, replies) => return self.answer(stream, input, data, replies).await,
+                Next::More if asked || stream.read_buf(&mut input).await? > 0 => {}
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    async fn answer<S>(&self, mut stream: S, mut input: BytesMut, data: Bytes, replies: Replies) -> std::io::Result<()>
+    where
+        S: AsyncReadExt + AsyncWriteExt + Unpin,
+    {
+        loop {
+            let request = loop {
+                if let Some(request) = Request::take(&mut input).map_err(std::io::Error::other)? {
+                    break request;
+                }
+                if stream.read_buf(&mut input).await? == 0 {
+                    return Ok(());
+                }
+            };
+            if request.kind == command::DISCONNECT {
+                return Ok(());
+            }
+            let count = self.asked.fetch_add(1, Ordering::SeqCst);
+            let mut answer = BytesMut::new();
+            let begin = to_usize(request.offset);
+            let mut part = data[begin..begin + request.length as usize].to_vec();
+            match self.fault {
+                _ if !self.wrong.load(Ordering::SeqCst) => {}
+                Fault::WrongBytes => part[request.length as usize / 2] ^= 1,
+                Fault::Late(time) => sleep(time).await,
+                Fault::ClosesAtRandom if count % 3 == 2 => return Ok(()),
+                _ => {}
+            }
+            if self.does(Fault::Refuses) {
+                replies.error(&mut answer, request.cookie, Errno::Io);
+            } else {
+                replies.data(&mut answer, &request);
+                if !self.does(Fault::StallsAfterHeader) {
+                    answer.put_slice(&part);
+                }
+            }
+            if self.does(Fault::CutsInHalf) {
+                answer.truncate(answer.len() / 2);
+                stream.write_all(&answer).await?;
+                return Ok(());
+            }
+            stream.write_all(&answer).await?;
+            if self.does(Fault::StallsAfterHeader) {
+                sleep(Duration::from_secs(3600)).await;
+            }
+        }
+    }
+}
+
+/// Waits until the agent would hear that a parent was left, and why.
+pub async fn lost(host: &Host, events: &mut tokio::sync::broadcast::Receiver<Event>) -> (String, &'static str) {
+    let _ = host;
+    let Event::ParentLost { host, why, .. } = events.recv().await.unwrap();
+    (host, why)
+}
