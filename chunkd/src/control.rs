@@ -42,6 +42,15 @@ enum Call {
     RemoveMember {
         path: PathBuf,
     },
+    Kept,
+    Held {
+        key: String,
+        #[serde(default)]
+        alone: bool,
+    },
+    Forget {
+        key: String,
+    },
     Status,
     Events,
 }
@@ -95,6 +104,12 @@ impl Agent {
             Call::Drop { image } => self.registry.drop_image(&image),
             Call::AddMember { path, limit, reserve } => self.registry.pool.add(&path, limit, reserve)?,
             Call::RemoveMember { path } => return Ok(json!({ "removed": self.registry.pool.remove(&path) })),
+            Call::Kept => {
+                let keys = self.registry.kept()?.into_iter().map(|kept| kept.key);
+                return Ok(json!({ "keys": keys.collect::<Vec<_>>() }));
+            }
+            Call::Held { key, alone } => return Ok(json!({ "bytes": self.registry.held(&key, alone)? })),
+            Call::Forget { key } => return Ok(json!({ "bytes": self.registry.forget(&key)? })),
             Call::Status | Call::Events => {
                 let (held, limit) = self.registry.pool.usage();
                 return Ok(json!({ "images": self.registry.status(), "held": held, "limit": limit }));

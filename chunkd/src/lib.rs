@@ -9,6 +9,7 @@ compile_error!("a length in memory has 64 bits");
 pub mod control;
 pub mod fetch;
 pub mod image;
+pub mod kept;
 pub mod listen;
 pub mod manifest;
 pub mod nbd;

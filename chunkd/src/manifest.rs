@@ -9,12 +9,13 @@
 //! The file of a manifest, and the export of it, hold the list of pages, zeros up to a multiple of 4096 bytes, the pages one
 //! after the other, and zeros up to a multiple of 512 bytes.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use thiserror::Error;
 
@@ -92,6 +93,12 @@ pub fn to_usize(length: u64) -> usize {
     length as usize
 }
 
+/// The bytes of 64 hexadecimal digits.
+#[must_use]
+pub fn unhex(text: &str) -> Option<[u8; 32]> {
+    Some(blake3::Hash::from_hex(text).ok()?.into())
+}
+
 /// The digest of an image of `size` bytes whose pages have these names.
 #[must_use]
 pub fn digest(size: u64, pages: &[u8]) -> [u8; 32] {
@@ -154,6 +161,8 @@ pub struct Manifest {
     list: OnceLock<Box<[u8]>>,
     /// Whether a page in the file was checked.
     checked: Box<[AtomicBool]>,
+    /// Pages that the disk has not taken.
+    unkept: Mutex<HashMap<u32, Box<[u8]>>>,
 }
 
 impl Manifest {
@@ -168,7 +177,7 @@ impl Manifest {
             file.set_len(layout.length())?;
         }
         let checked = (0..layout.pages()).map(|_| AtomicBool::new(false)).collect();
-        let manifest = Self { layout, digest, file, list: OnceLock::new(), checked };
+        let manifest = Self { layout, digest, file, list: OnceLock::new(), checked, unkept: Mutex::default() };
         if let Ok(list) = manifest.read(0, layout.list()) {
             let _ = manifest.put_list(&list, false);
         }
@@ -198,7 +207,11 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether a page is in the file, and right.
+    fn unkept(&self) -> MutexGuard<'_, HashMap<u32, Box<[u8]>>> {
+        self.unkept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a page is here, and right.
     #[must_use]
     pub fn has_page(&self, page: u32) -> bool {
         let Some(checked) = self.checked.get(page as usize) else { return false };
@@ -208,10 +221,10 @@ impl Manifest {
         let (offset, length) = self.layout.page(page);
         let right = self.read(offset, length).is_ok_and(|data| self.is_page(page, &data));
         checked.store(right, Ordering::Release);
-        right
+        right || self.unkept().contains_key(&page)
     }
 
-    /// A page, to be kept.
+    /// A page, to be kept: in memory if the disk does not take it.
     ///
     /// # Errors
     /// The list of pages names another one.
@@ -221,7 +234,10 @@ impl Manifest {
         }
         match self.file.write_all_at(data, self.layout.page(page).0) {
             Ok(()) => self.checked[page as usize].store(true, Ordering::Release),
-            Err(error) => tracing::warn!(%error, page, "a page is not kept"),
+            Err(error) => {
+                tracing::warn!(%error, page, "a page is not kept");
+                self.unkept().insert(page, data.into());
+            }
         }
         Ok(())
     }
@@ -235,16 +251,21 @@ impl Manifest {
     /// The name of a chunk, if its page is here.
     #[must_use]
     pub fn name(&self, chunk: u32) -> Option<Name> {
-        if chunk >= self.layout.chunks() || !self.has_page(chunk / PAGE) {
+        let page = chunk / PAGE;
+        if chunk >= self.layout.chunks() || !self.has_page(page) {
             return None;
         }
+        let at = u64::from(chunk % PAGE) * NAME as u64;
         let mut name = Name::ZEROS;
-        let at = self.layout.page(chunk / PAGE).0 + u64::from(chunk % PAGE) * NAME as u64;
-        match self.file.read_exact_at(&mut name.0, at) {
+        if let Some(data) = self.unkept().get(&page) {
+            name.0.copy_from_slice(data.get(to_usize(at)..)?.get(..NAME)?);
+            return Some(name);
+        }
+        match self.file.read_exact_at(&mut name.0, self.layout.page(page).0 + at) {
             Ok(()) => Some(name),
             Err(error) => {
                 tracing::warn!(%error, chunk, "a name cannot be read");
-                self.checked[(chunk / PAGE) as usize].store(false, Ordering::Release);
+                self.checked[page as usize].store(false, Ordering::Release);
                 None
             }
         }
@@ -257,6 +278,14 @@ impl Manifest {
     pub fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
         let mut data = vec![0; to_usize(length)];
         self.file.read_exact_at(&mut data, offset)?;
+        for (&page, unkept) in self.unkept().iter() {
+            let begin = self.layout.page(page).0;
+            let (from, to) = (begin.max(offset), (begin + unkept.len() as u64).min(offset + length));
+            if from < to {
+                data[to_usize(from - offset)..to_usize(to - offset)]
+                    .copy_from_slice(&unkept[to_usize(from - begin)..to_usize(to - begin)]);
+            }
+        }
         Ok(data)
     }
 
@@ -345,6 +374,19 @@ mod tests {
         manifest.file.set_len(4096).unwrap();
         assert_eq!(None, manifest.name(100));
         assert!(!manifest.has_page(0));
+    }
+
+    #[test]
+    fn a_page_that_the_disk_does_not_take_is_read_from_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, list, pages) = example();
+        let mut manifest = opened(folder.path());
+        manifest.put_list(&list, true).unwrap();
+        manifest.file = File::open(folder.path().join("m")).unwrap(); // which cannot be written
+        manifest.put_page(1, &pages[1]).unwrap();
+        assert_eq!(pages[1], manifest.name(4096).unwrap().0);
+        assert_eq!(pages[1][1..], manifest.read(135_169, 31).unwrap());
+        assert!(!opened(folder.path()).has_page(1));
     }
 
     #[test]

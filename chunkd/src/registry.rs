@@ -13,21 +13,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{Endpoint, Fault, Left, Parent};
 use crate::image::Image;
-use crate::manifest::{LARGEST, Layout, Manifest};
+use crate::kept::{Kept, Notes};
+use crate::manifest::{LARGEST, Layout, unhex};
 use crate::pool::Pool;
 use crate::serve::{Export, Exports};
 use crate::tls::Key;
-
-/// The digests of images with a manifest begin so.
-const VERIFIED: &str = "blake3-64k:";
 
 /// What is wrong with a call.
 #[derive(Debug, Error)]
 pub enum Refused {
     #[error("{0}")]
     Invalid(String),
-    #[error("image {0} is not served here")]
-    Unknown(String),
+    #[error("image {0} is being served")]
+    InUse(String),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -43,10 +41,6 @@ impl TryFrom<String> for Secret {
     fn try_from(text: String) -> Result<Self, Self::Error> {
         unhex(&text).map(|bytes| Self(Key(bytes))).ok_or("a secret has 64 hexadecimal digits")
     }
-}
-
-fn unhex(text: &str) -> Option<[u8; 32]> {
-    Some(blake3::Hash::from_hex(text).ok()?.into())
 }
 
 /// A host that an image is read from. `address`: `HOST:PORT`.
@@ -116,7 +110,7 @@ struct Tables {
 /// All images of this host.
 pub struct Registry {
     tables: Mutex<Tables>,
-    manifests: PathBuf,
+    notes: Notes,
     pub pool: Arc<Pool>,
     events: tokio::sync::broadcast::Sender<Event>,
 }
@@ -125,7 +119,12 @@ impl Registry {
     /// `manifests`: the folder of the manifests.
     #[must_use]
     pub fn new(manifests: PathBuf, pool: Arc<Pool>) -> Self {
-        Self { tables: Mutex::default(), manifests, pool, events: tokio::sync::broadcast::channel(1024).0 }
+        Self {
+            tables: Mutex::default(),
+            notes: Notes { folder: manifests },
+            pool,
+            events: tokio::sync::broadcast::channel(1024).0,
+        }
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -141,9 +140,7 @@ impl Registry {
     /// # Errors
     /// The description makes no sense, or a file cannot be opened.
     pub async fn serve(&self, spec: ImageSpec, content: Option<File>) -> Result<(), Refused> {
-        if spec.size == 0 || spec.size % 512 != 0 || spec.size > LARGEST {
-            return Err(Refused::Invalid(format!("an image has no {} bytes", spec.size)));
-        }
+        check(&spec)?;
         let image = self.image(&spec, content)?;
         image.parents.follow(endpoints(&spec, false)).await;
         if image.proven() {
@@ -163,13 +160,11 @@ impl Registry {
         if spec.mark.is_some() != content.is_some() {
             return Err(Refused::Invalid("content needs a mark, and a mark a file".to_owned()));
         }
-        let manifest = match spec.digest.strip_prefix(VERIFIED) {
-            Some(hash) => {
-                let hash = unhex(hash).ok_or_else(|| Refused::Invalid(format!("no digest: {}", spec.digest)))?;
-                Some(Manifest::open(&self.manifests.join(&spec.key), hash, spec.size)?)
-            }
-            None => None,
-        };
+        let kept = Kept { key: spec.key.clone(), size: spec.size, digest: spec.digest.clone() };
+        let manifest = kept.manifest(&self.notes.folder)?;
+        if content.is_none() {
+            self.notes.add(&kept)?;
+        }
         let (left, lost) = mpsc::unbounded_channel();
         let image = Arc::new(Image::new(spec.key.clone(), spec.size, content, manifest, self.pool.clone(), left));
         tokio::spawn(tell(spec.name.clone(), lost, self.events.clone()));
@@ -229,6 +224,34 @@ impl Registry {
         }
     }
 
+    /// Images of which the pool may have chunks.
+    ///
+    /// # Errors
+    /// The notes cannot be read.
+    pub fn kept(&self) -> Result<Vec<Kept>, Refused> {
+        Ok(self.notes.all()?)
+    }
+
+    /// Bytes of an image's chunks in the pool; only of those that no other image has, if `alone`.
+    ///
+    /// # Errors
+    /// A manifest cannot be read.
+    pub fn held(&self, key: &str, alone: bool) -> Result<u64, Refused> {
+        Ok(self.notes.held(key, &self.pool, alone)?)
+    }
+
+    /// Removes what is kept of an image and of no other. Returns the bytes that are free now.
+    ///
+    /// # Errors
+    /// The image is being served, or a file cannot be read or removed.
+    pub fn forget(&self, key: &str) -> Result<u64, Refused> {
+        let tables = self.tables(); // meanwhile nobody begins to serve it
+        if let Some((name, _)) = tables.images.iter().find(|(_, served)| served.image.key == key) {
+            return Err(Refused::InUse(name.clone()));
+        }
+        Ok(self.notes.forget(key, &self.pool)?)
+    }
+
     pub fn status(&self) -> Vec<ImageStatus> {
         let status = |(name, served): (&String, &Served)| ImageStatus {
             name: name.clone(),
@@ -273,6 +296,20 @@ impl Exports for OfChild {
     fn names(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// Names and keys are parts of paths and identities.
+fn check(spec: &ImageSpec) -> Result<(), Refused> {
+    let word = |text: &str, more: &str| {
+        (1..=128).contains(&text.len()) && text.chars().all(|each| each.is_ascii_alphanumeric() || more.contains(each))
+    };
+    if !word(&spec.name, "-_") || !word(&spec.key, "") {
+        return Err(Refused::Invalid(format!("no name or key of an image: {:?}, {:?}", spec.name, spec.key)));
+    }
+    if spec.size == 0 || spec.size % 512 != 0 || spec.size > LARGEST {
+        return Err(Refused::Invalid(format!("an image has no {} bytes", spec.size)));
+    }
+    Ok(())
 }
 
 fn endpoints(spec: &ImageSpec, manifest: bool) -> Vec<Parent> {

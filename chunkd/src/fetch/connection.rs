@@ -77,6 +77,8 @@ pub struct Connection {
     heard: Arc<AtomicU64>,
     began: Instant,
     next: AtomicU64,
+    /// Requests that wait, and since when there are any.
+    in_flight: Mutex<(usize, Instant)>,
     tasks: TaskTracker,
 }
 
@@ -93,6 +95,7 @@ impl Connection {
             heard: Arc::default(),
             began: Instant::now(),
             next: AtomicU64::new(1),
+            in_flight: Mutex::new((0, Instant::now())),
             tasks: TaskTracker::new(),
         };
         connection.tasks.spawn(ask(writer, questions, connection.waiting.clone(), connection.ended.clone()));
@@ -132,6 +135,7 @@ impl Connection {
         let cookie = self.next.fetch_add(1, Ordering::Relaxed);
         let request = Request { flags: 0, kind: command::READ, cookie, offset, length };
         let (answer, answered) = oneshot::channel();
+        let _waits = Waits::new(&self.in_flight);
         self.asked.send(Asked { request, answer }).map_err(|_| Lost::Ended)?;
         answered.await.map_err(|_| Lost::Ended)?
     }
@@ -160,13 +164,15 @@ impl Connection {
     /// Requests that wait for an answer.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// How long nothing has been heard.
+    /// How long nothing has been heard while a request waited.
     #[must_use]
-    pub fn silent(&self) -> Duration {
-        self.began.elapsed().saturating_sub(Duration::from_millis(self.heard.load(Ordering::Relaxed)))
+    pub fn stalled(&self) -> Duration {
+        let (requests, since) = *self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = Duration::from_millis(self.heard.load(Ordering::Relaxed));
+        if requests == 0 { Duration::ZERO } else { self.began.elapsed().saturating_sub(heard).min(since.elapsed()) }
     }
 }
 
@@ -179,6 +185,27 @@ impl std::fmt::Debug for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.ended.cancel();
+    }
+}
+
+/// Counts a request as long as it waits.
+struct Waits<'a>(&'a Mutex<(usize, Instant)>);
+
+impl<'a> Waits<'a> {
+    fn new(in_flight: &'a Mutex<(usize, Instant)>) -> Self {
+        let mut now = in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.0 == 0 {
+            now.1 = Instant::now();
+        }
+        now.0 += 1;
+        drop(now);
+        Self(in_flight)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
     }
 }
 

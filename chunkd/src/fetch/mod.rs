@@ -8,16 +8,17 @@ mod route;
 use std::pin::pin;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use thiserror::Error;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 pub use connection::Endpoint;
-use connection::Lost;
 pub use route::Route;
 
 /// A parent from which nothing has come for so long, while another one answers, hangs.
@@ -116,7 +117,7 @@ impl Upstream {
         for route in old {
             route.close().await;
         }
-        self.in_order();
+        self.connected();
         self.changed.notify_waiters();
     }
 
@@ -126,8 +127,8 @@ impl Upstream {
     /// The image is dropped.
     pub async fn read(&self, offset: u64, length: u32) -> Result<Answer, Closed> {
         loop {
-            let routes = self.ready().await?;
-            if let Some(answer) = self.race(&routes, offset, length).await? {
+            let route = self.first().await?;
+            if let Some(answer) = self.ask(route, offset, length).await? {
                 self.hedges.fetch_min(ANSWERS_PER_HEDGE * MOST_HEDGES - 1, Ordering::Relaxed);
                 self.hedges.fetch_add(1, Ordering::Relaxed);
                 return Ok(answer);
@@ -138,7 +139,7 @@ impl Upstream {
     /// The hosts that are connected, the one to ask first.
     #[must_use]
     pub fn hosts(&self) -> Vec<String> {
-        self.in_order().iter().map(|route| route.parent.host.clone()).collect()
+        self.connected().iter().map(|route| route.parent.host.clone()).collect()
     }
 
     /// What a parent sent is not what the image holds.
@@ -158,14 +159,13 @@ impl Upstream {
         }
     }
 
-    /// The parents that can be asked now, the one to ask first; waits until there is one.
-    async fn ready(&self) -> Result<Vec<Arc<Route>>, Closed> {
+    /// The parent to ask; waits until one is connected.
+    async fn first(&self) -> Result<Arc<Route>, Closed> {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable(); // before looking, so that nothing is missed
-            let routes = self.in_order();
-            if !routes.is_empty() {
-                return Ok(routes);
+            if let Some(route) = self.choose() {
+                return Ok(route);
             }
             tokio::select! {
                 () = changed => {}
@@ -174,69 +174,70 @@ impl Upstream {
         }
     }
 
+    /// The first parent, or the second if the first is slow. One request in `SAMPLE` goes to the other of the two.
+    fn choose(&self) -> Option<Arc<Route>> {
+        let mut routes = self.connected().into_iter();
+        let (first, second) = (routes.next()?, routes.next());
+        let Some(second) = second.filter(|second| second.rests_until().is_none()) else { return Some(first) };
+        let slow = first.latency() > SLOW && first.latency() > second.latency() * MUCH;
+        let sample = self.requests.fetch_add(1, Ordering::Relaxed) % SAMPLE == SAMPLE - 1;
+        Some(if slow == sample { first } else { second })
+    }
+
     /// The parents that are connected, best first. Connects further ones until there are two.
-    fn in_order(&self) -> Vec<Arc<Route>> {
+    fn connected(&self) -> Vec<Arc<Route>> {
         let mut all = self.routes().clone();
-        all.sort_by_key(|route| route.rests_until());
-        let mut routes: Vec<Arc<Route>> = Vec::new();
+        all.sort_by_key(|route| (route.rests_until(), route.hangs()));
+        let (mut routes, mut answering) = (Vec::new(), 0);
         for route in all {
-            route.want([self.connections, 1, 0][routes.len().min(2)]);
+            route.want([self.connections, 1, 0][answering.min(2)]);
             if route.connected() {
+                answering += usize::from(!route.hangs());
                 routes.push(route);
-            }
-        }
-        if routes.len() > 1 && routes[1].rests_until().is_none() {
-            let (first, second) = (routes[0].latency(), routes[1].latency());
-            let slow = first > SLOW && first > second * MUCH;
-            let sample = self.requests.fetch_add(1, Ordering::Relaxed) % SAMPLE == SAMPLE - 1;
-            if slow != sample {
-                routes.swap(0, 1);
             }
         }
         routes
     }
 
-    /// The answer of the first parent, or of the second if the first is late; none if who was asked fails.
-    async fn race(&self, routes: &[Arc<Route>], offset: u64, length: u32) -> Result<Option<Answer>, Closed> {
-        let first = &routes[0];
-        let begun = Instant::now();
-        let mut one = pin!(first.read(offset, length));
+    /// The answer of a parent, or of others if those who were asked are late; none if all who were asked fail.
+    async fn ask(&self, first: Arc<Route>, offset: u64, length: u32) -> Result<Option<Answer>, Closed> {
+        let read = |route: Arc<Route>| async move { (route.read(offset, length).await, route) };
         let mut patience = first.patience();
+        let mut asked = vec![first.clone()];
+        let mut answers = FuturesUnordered::from_iter([read(first)]);
         loop {
             tokio::select! {
-                answer = &mut one => return Ok(self.settle(first, answer)),
-                () = sleep(patience), if routes.len() > 1 => {}
+                Some((answer, route)) = answers.next() => match answer {
+                    Ok(data) => {
+                        self.leave_hung(&asked, &route);
+                        return Ok(Some((data, route)));
+                    }
+                    Err(error) => {
+                        tracing::debug!(host = route.parent.host, %error, "a request fails");
+                        self.leave(&route, Fault::Dead);
+                        if answers.is_empty() {
+                            return Ok(None);
+                        }
+                    }
+                },
+                () = sleep(patience) => {}
                 () = self.closed.cancelled() => return Err(Closed),
             }
-            if hangs(first, begun) || self.may_hedge() {
-                break;
-            }
-            patience = HUNG.saturating_sub(begun.elapsed()).max(HUNG / 10);
-        }
-        let second = &routes[1];
-        let mut other = pin!(second.read(offset, length));
-        tokio::select! {
-            answer = &mut one => Ok(self.settle(first, answer)),
-            answer = &mut other => {
-                let answer = self.settle(second, answer);
-                if answer.is_some() && hangs(first, begun) {
-                    self.leave(first, Fault::Hung);
+            let fresh = |route: &Arc<Route>| !asked.iter().any(|known| Arc::ptr_eq(known, route));
+            if let Some(next) = self.connected().into_iter().find(fresh) {
+                if asked.iter().all(|route| route.hangs()) || self.may_hedge() {
+                    asked.push(next.clone());
+                    answers.push(read(next));
                 }
-                Ok(answer)
             }
-            () = self.closed.cancelled() => Err(Closed),
+            patience = HUNG / 10;
         }
     }
 
-    /// Leaves a parent that has failed a request.
-    fn settle(&self, route: &Arc<Route>, answer: Result<Bytes, Lost>) -> Option<Answer> {
-        match answer {
-            Ok(data) => Some((data, route.clone())),
-            Err(error) => {
-                tracing::debug!(host = route.parent.host, %error, "a request fails");
-                self.leave(route, Fault::Dead);
-                None
-            }
+    /// Leaves those of the asked parents that hang, since another one has answered.
+    fn leave_hung(&self, asked: &[Arc<Route>], answered: &Arc<Route>) {
+        for route in asked.iter().filter(|route| !Arc::ptr_eq(route, answered) && route.hangs()) {
+            self.leave(route, Fault::Hung);
         }
     }
 
@@ -248,9 +249,4 @@ impl Upstream {
     fn routes(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Route>>> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether nothing has come from a parent for too long, of which something was asked `since` then.
-fn hangs(route: &Route, since: Instant) -> bool {
-    route.silent().min(since.elapsed()) >= HUNG
 }

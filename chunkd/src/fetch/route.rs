@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{Connection, Lost};
-use super::{Fault, Left, Parent};
+use super::{Fault, HUNG, Left, Parent};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(2);
@@ -96,10 +96,10 @@ impl Route {
         (state.mean + 4 * state.deviation).max(LEAST_PATIENCE)
     }
 
-    /// How long none of its connections has brought anything.
+    /// Whether requests wait, and nothing has come for too long.
     #[must_use]
-    pub fn silent(&self) -> Duration {
-        self.state().connections.iter().map(|connection| connection.silent()).min().unwrap_or(Duration::MAX)
+    pub fn hangs(&self) -> bool {
+        self.state().connections.iter().any(|connection| connection.stalled() >= HUNG)
     }
 
     /// Reads a range, in bytes, by the connection with the least to do.

@@ -59,7 +59,9 @@ fn option(kind: u32, data: &[u8]) -> BytesMut {
 /// The flags of a client, and these options.
 fn said(options: &[BytesMut]) -> BytesMut {
     let mut bytes = BytesMut::from(&[0, 0, 0, 3][..]);
-    options.iter().for_each(|option| bytes.put_slice(option));
+    for option in options {
+        bytes.put_slice(option);
+    }
     bytes
 }
 

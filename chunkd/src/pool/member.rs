@@ -219,6 +219,24 @@ impl Member {
         CHUNK
     }
 
+    /// Gives space back to the file system until the reserve is free again. Returns the bytes that are free now.
+    pub fn shrink(&self) -> u64 {
+        let mut freed = 0;
+        while !self.has_room() {
+            let mut sieve = self.sieve();
+            let Some(slot) = sieve.evict(|slot| self.may_go(slot)) else { break };
+            self.clear(slot);
+            let punched = self.punch(slot);
+            sieve.give_back(slot);
+            if let Err(error) = punched {
+                tracing::warn!(path = %self.path.display(), %error, "the pool cannot give space back");
+                break;
+            }
+            freed += CHUNK;
+        }
+        freed
+    }
+
     /// Forgets the entry, and gives the space of the chunk back to the file system.
     fn punch(&self, slot: u32) -> io::Result<()> {
         self.file.write_all_at(&[0; ENTRY], entry_at(slot))?;
@@ -274,11 +292,9 @@ impl Member {
 
     fn take(&self) -> Option<u32> {
         let mut sieve = self.sieve();
-        if let Some(slot) = sieve.take_free() {
-            return Some(slot);
-        }
+        // A free slot may have given its space back.
         if self.has_room() {
-            if let Some(slot) = sieve.take_unused() {
+            if let Some(slot) = sieve.take_free().or_else(|| sieve.take_unused()) {
                 return Some(slot);
             }
         }

@@ -158,6 +158,11 @@ impl Pool {
         self.member(place).map_or(0, |member| member.drop_chunk(place.slot, place.generation))
     }
 
+    /// Gives space back to file systems whose reserve is in use. Returns the bytes that are free now.
+    pub fn shrink(&self) -> u64 {
+        self.all().map(|(_, member)| member.shrink()).sum()
+    }
+
     /// Bytes of chunks, and the most that there may be.
     #[must_use]
     pub fn usage(&self) -> (u64, u64) {

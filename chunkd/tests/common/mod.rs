@@ -43,8 +43,9 @@ pub struct Content {
 
 impl Content {
     /// `size` bytes that repeat nowhere, with a hole.
-    pub fn new(size: usize) -> Self {
-        let mut data: Vec<u8> = blake3::Hasher::new().update(b"content").finalize_xof_of(size);
+    pub fn new(size: u32) -> Self {
+        let mut data = vec![0; size as usize];
+        blake3::Hasher::new().update(b"content").finalize_xof().fill(&mut data);
         let hole = 3 * to_usize(CHUNK)..5 * to_usize(CHUNK);
         if data.len() > hole.end {
             data[hole].fill(0);
@@ -67,18 +68,6 @@ impl Content {
         manifest.resize(manifest.len().next_multiple_of(512), 0);
         let key = format!("b{digest}");
         Self { data: data.into(), manifest: manifest.into(), digest: format!("blake3-64k:{digest}"), key }
-    }
-}
-
-trait Xof {
-    fn finalize_xof_of(&self, size: usize) -> Vec<u8>;
-}
-
-impl Xof for blake3::Hasher {
-    fn finalize_xof_of(&self, size: usize) -> Vec<u8> {
-        let mut data = vec![0; size];
-        self.finalize_xof().fill(&mut data);
-        data
     }
 }
 
@@ -337,9 +326,8 @@ impl Bad {
     }
 }
 
-/// Waits until the agent would hear that a parent was left, and why.
-pub async fn lost(host: &Host, events: &mut tokio::sync::broadcast::Receiver<Event>) -> (String, &'static str) {
-    let _ = host;
+/// Waits for the next parent that is left: its host, and why.
+pub async fn lost(events: &mut tokio::sync::broadcast::Receiver<Event>) -> (String, &'static str) {
     let Event::ParentLost { host, why, .. } = events.recv().await.unwrap();
     (host, why)
 }

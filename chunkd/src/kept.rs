@@ -1,0 +1,139 @@
+//! What the pool has of each image, also of images that are not served now.
+//!
+//! A note beside each manifest has the image's size and digest, so that the names of the image's chunks are known.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::manifest::{Layout, Manifest, Name, unhex};
+use crate::pool::Pool;
+
+/// The digests of images with a manifest begin so.
+pub const PROVEN: &str = "blake3-64k:";
+
+const NOTE: &str = "json";
+
+/// An image of which the pool may have chunks. `size` in bytes.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Kept {
+    #[serde(skip)]
+    pub key: String,
+    pub size: u64,
+    pub digest: String,
+}
+
+impl Kept {
+    /// The image's manifest; none if its digest proves nothing.
+    ///
+    /// # Errors
+    /// The digest makes no sense, or the file cannot be opened.
+    pub fn manifest(&self, folder: &Path) -> io::Result<Option<Manifest>> {
+        let Some(hash) = self.digest.strip_prefix(PROVEN) else { return Ok(None) };
+        let hash = unhex(hash).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no digest"))?;
+        Manifest::open(&folder.join(&self.key), hash, self.size).map(Some)
+    }
+
+    /// The names of its chunks, as far as they are known here.
+    fn names(&self, folder: &Path) -> io::Result<Vec<Name>> {
+        let chunks = 0..Layout { size: self.size }.chunks();
+        let mut names: Vec<Name> = match self.manifest(folder)? {
+            Some(manifest) => chunks.filter_map(|chunk| manifest.name(chunk)).collect(),
+            None => chunks.map(|chunk| Name::of_place(&self.key, chunk)).collect(),
+        };
+        names.retain(|name| *name != Name::ZEROS);
+        Ok(names)
+    }
+}
+
+/// The notes of images in a folder.
+#[derive(Debug)]
+pub struct Notes {
+    pub folder: PathBuf,
+}
+
+impl Notes {
+    fn path(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{key}.{NOTE}"))
+    }
+
+    /// Writes an image down before the pool gets chunks of it.
+    ///
+    /// # Errors
+    /// The note cannot be written.
+    pub fn add(&self, kept: &Kept) -> io::Result<()> {
+        if self.get(&kept.key).ok().as_ref() == Some(kept) {
+            return Ok(());
+        }
+        let fresh = self.folder.join(format!(".{}", kept.key));
+        fs::write(&fresh, serde_json::to_vec(kept)?)?;
+        fs::rename(fresh, self.path(&kept.key))
+    }
+
+    fn get(&self, key: &str) -> io::Result<Kept> {
+        let kept: Kept = serde_json::from_slice(&fs::read(self.path(key))?)?;
+        Ok(Kept { key: key.to_owned(), ..kept })
+    }
+
+    /// All images that were written down.
+    ///
+    /// # Errors
+    /// The folder cannot be read. A note that cannot be read is left out.
+    pub fn all(&self) -> io::Result<Vec<Kept>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let key = path.file_stem().and_then(|stem| stem.to_str());
+            if let (Some(key), true) = (key, path.extension().is_some_and(|kind| kind == NOTE)) {
+                match self.get(key) {
+                    Ok(kept) => found.push(kept),
+                    Err(error) => tracing::warn!(path = %path.display(), %error, "a note is not understood"),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Bytes of an image's chunks in the pool; only of those that no other image has, if `alone`.
+    ///
+    /// # Errors
+    /// A manifest cannot be read.
+    pub fn held(&self, key: &str, pool: &Pool, alone: bool) -> io::Result<u64> {
+        let names = self.names(key, alone)?;
+        Ok(names.iter().filter(|name| pool.find(name).is_some()).count() as u64 * crate::manifest::CHUNK)
+    }
+
+    /// Removes an image's chunks that no other image has, its manifest and its note. Returns the bytes that are free now.
+    ///
+    /// # Errors
+    /// A manifest cannot be read, or a file cannot be removed.
+    pub fn forget(&self, key: &str, pool: &Pool) -> io::Result<u64> {
+        let freed = self.names(key, true)?.iter().map(|name| pool.forget(name)).sum();
+        for path in [self.folder.join(key), self.path(key)] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(freed)
+    }
+
+    fn names(&self, key: &str, alone: bool) -> io::Result<HashSet<Name>> {
+        let kept = match self.get(key) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashSet::new()),
+            kept => kept?,
+        };
+        let mut names: HashSet<Name> = kept.names(&self.folder)?.into_iter().collect();
+        if alone {
+            for other in self.all()?.iter().filter(|other| other.key != key) {
+                for name in other.names(&self.folder)? {
+                    names.remove(&name);
+                }
+            }
+        }
+        Ok(names)
+    }
+}
