@@ -20,7 +20,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from volt import queries
-from volt.edgesecrets import edge_secret
+from volt.edgesecrets import edge_secret, serving_key, ticket
 from volt.errors import HostHasNode, ImageConflict, ImageInUse, ImageWithdrawn, NodeUnknown
 from volt.leases import Leases, Policy, leave_tree, steady_clock
 from volt.metrics import Metrics
@@ -291,6 +291,7 @@ class Coordinator:
         query = select(HostRow.name, HostRow.address).where(HostRow.name.in_(parents))
         addresses = dict(session.execute(query).all())
         secret = partial(edge_secret, self.store.edge_key, image.name)
+        serving = partial(serving_key, self.store.edge_key, image.name)
         return Assignment(
             image=image.name,
             size=image.size,
@@ -298,8 +299,17 @@ class Coordinator:
             slot=node.slot,
             revision=node.revision,
             state=node.state,
-            parents=[Parent(host=name, address=addresses[name], secret=secret(name, node.host)) for name in parents],
+            parents=[
+                Parent(
+                    host=name,
+                    address=addresses[name],
+                    secret=secret(name, node.host),
+                    ticket=ticket(serving(name), node.host, node.revision),
+                )
+                for name in parents
+            ],
             children=[Child(host=name, secret=secret(node.host, name)) for name in tree.children(node)],
+            serving_key=serving(node.host),
         )
 
 

@@ -1,6 +1,11 @@
-"""The secret of an edge of an image's tree: known to Volt, one parent and one child of it only.
+"""The secrets of the edges of an image's tree: each known to Volt, one parent and one child only.
 
-It is computed anew whenever it is needed, so that nothing but Volt's one key has to be kept.
+They are computed anew whenever they are needed, so that nothing but Volt's one key has to be kept.
+
+A parent that knows only the secrets of its children waits for Volt's next word before it lets a new child in. With the
+*serving key* of an image the parent computes the *ticket* of any child itself. A ticket has a revision: that of the
+assignment which named the parent to the child. So the parent knows which word is newer, the ticket or the parent's own
+list of children, and refuses a child that a newer list does not name.
 """
 
 from __future__ import annotations
@@ -17,3 +22,16 @@ def edge_secret(key: bytes, image: str, parent: str, child: str) -> str:
     names are written as a JSON list, which no other three names have.
     """
     return hmac.new(key, json.dumps([image, parent, child]).encode(), hashlib.sha256).hexdigest()
+
+
+def serving_key(key: bytes, image: str, parent: str) -> str:
+    """What a parent of an image computes tickets with: an HMAC-SHA256 in hexadecimal, known to Volt and that parent."""
+    return hmac.new(key, json.dumps({"serving": [image, parent]}).encode(), hashlib.sha256).hexdigest()
+
+
+def ticket(serving: str, child: str, revision: int) -> str:
+    """The secret of a child that its assignment of this revision sends to the parent with this serving key.
+
+    chunkd/src/tickets.rs computes the same.
+    """
+    return hmac.new(bytes.fromhex(serving), f"{child}/{revision}".encode(), hashlib.sha256).hexdigest()

@@ -155,11 +155,15 @@ class HostList(_Answer):
 
 
 class Parent(_Answer):
-    """A host to read from. ``secret``: known to both hosts and no third, the same as in the parent's ``Child``."""
+    """A host to read from. ``secret``: known to both hosts and no third, the same as in the parent's ``Child``.
+
+    ``ticket``: a secret as well, of this assignment's revision. The parent can compute it (``Assignment.serving_key``).
+    """
 
     host: str
     address: str
     secret: str = Field(repr=False)
+    ticket: str = Field(default="", repr=False)
 
 
 class Child(_Answer):
@@ -175,6 +179,7 @@ class Assignment(_Answer):
     ``parents``: in order of preference, empty only for an origin. ``children``: hosts that may read from this one.
     ``revision`` grows with every change: follow the highest one seen and never go back. Origins have slots 0, -1, -2,
     …; every parent's slot is smaller than that of its child. The secret of a parent and a child never changes.
+    ``serving_key``: by which the host knows children that Volt names only later (volt/edgesecrets.py).
     """
 
     image: str
@@ -185,6 +190,7 @@ class Assignment(_Answer):
     state: NodeState
     parents: list[Parent]
     children: list[Child]
+    serving_key: str = Field(default="", repr=False)
 
 
 class HeartbeatAnswer(_Answer):

@@ -18,6 +18,7 @@ from tests.unit.clock import Clock
 from tests.unit.logs import Logged
 from tests.unit.volt.databases import new_database
 from volt.coordinator import Coordinator
+from volt.edgesecrets import ticket
 from volt.errors import HostTaken, HostUnknown, ImageInUse, ImageWithdrawn, OriginNeeded
 from volt.leases import Policy, steady_clock
 from volt.models import Assignment, HeartbeatAnswer, HostState, NodeReport, NodeState, TreeNode
@@ -541,14 +542,34 @@ class Secrets(CoordinatorCase):
             self.assertEqual(told[parent, child, parent], told[parent, child, child], f"{parent} and {child}")
         self.assertEqual(len(edges), len(set().union(*told.values())))
 
+    def test_a_parent_knows_a_child_by_its_ticket_until_the_child_leaves(self) -> None:
+        hosts = self.grow(12)
+        heard = {host: self.current(host) for host in ("origin", *hosts)}
+        for name in ("late1", "late2", "late3", "late4"):
+            self.host(name)
+            heard[name] = child = self.volt.join("image", name)
+            for parent in child.parents:
+                self.assertEqual(parent.ticket, ticket(heard[parent.host].serving_key, name, child.revision))
+                for known in (heard[parent.host], self.current(parent.host)):
+                    self.assertTrue(admits(known, name, child.revision), "before and after the parent hears of it")
+        self.volt.leave("image", "late4")
+        for parent in heard["late4"].parents:
+            self.assertFalse(admits(self.current(parent.host), "late4", heard["late4"].revision))
+
     def test_they_are_not_in_what_an_assignment_looks_like(self) -> None:
         self.grow(3)
         assignment = self.volt.join("image", "h1")
         secrets = [p.secret for p in assignment.parents] + [c.secret for c in assignment.children]
+        secrets += [assignment.serving_key, *(p.ticket for p in assignment.parents)]
         self.assertTrue(assignment.parents)
         self.assertTrue(assignment.children)
         for shown in (assignment, assignment.parents[0], assignment.children[0], self.beat("h1", 0)):
             self.assertEqual([], [secret for secret in secrets if secret in f"{shown!r} {shown}"])
+
+
+def admits(known: Assignment, child: str, revision: int) -> bool:
+    """Whether a parent that has heard this assignment lets in a child with a ticket of this revision."""
+    return child in [each.host for each in known.children] or revision > known.revision
 
 
 def _nodes(root: TreeNode) -> list[TreeNode]:
