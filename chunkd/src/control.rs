@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::registry::{ChildSpec, ImageSpec, Refused, Registry};
+use crate::registry::{ImageSpec, Refused, Registry, Secret};
 
 /// Bytes of a call: an image with its parents and children.
 const LONGEST: usize = 16 << 20;
@@ -28,7 +28,9 @@ enum Call {
     Serve(ImageSpec),
     Admit {
         image: String,
-        children: Vec<ChildSpec>,
+        serving_key: Secret,
+        revision: u64,
+        children: Vec<String>,
     },
     Drop {
         image: String,
@@ -100,7 +102,9 @@ impl Agent {
     fn call(&self, call: Call, file: Option<File>) -> Result<Value, Refused> {
         match call {
             Call::Serve(spec) => self.runtime.block_on(self.registry.serve(spec, file))?,
-            Call::Admit { image, children } => self.registry.admit(&image, children),
+            Call::Admit { image, serving_key, revision, children } => {
+                self.registry.admit(&image, serving_key, revision, children);
+            }
             Call::Drop { image } => self.registry.drop_image(&image),
             Call::AddMember { path, limit, reserve } => self.registry.pool.add(&path, limit, reserve)?,
             Call::RemoveMember { path } => return Ok(json!({ "removed": self.registry.pool.remove(&path) })),

@@ -17,4 +17,5 @@ mod nowait;
 pub mod pool;
 pub mod registry;
 pub mod serve;
+pub mod tickets;
 pub mod tls;

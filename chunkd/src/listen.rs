@@ -88,7 +88,7 @@ async fn serve_host(mut plain: TcpStream, tls: SslContext, registry: Arc<Registr
         _ => return Ok(()),
     };
     handshake.encrypted();
-    let Some((exports, cut)) = registry.child(&identity) else { return Ok(()) };
+    let Some((exports, cut)) = registry.let_in(&identity) else { return Ok(()) };
     match in_time(serve::negotiate(&mut stream, &mut handshake, &mut input, &exports)).await? {
         Agreed::Serve(export, replies) => serve::serve(stream, input, export, replies, &cut).await,
         _ => Ok(()),

@@ -17,6 +17,7 @@ use crate::kept::{Kept, Notes};
 use crate::manifest::{LARGEST, Layout, unhex};
 use crate::pool::Pool;
 use crate::serve::{Export, Exports};
+use crate::tickets::{Claim, Readers};
 use crate::tls::Key;
 
 /// What is wrong with a call.
@@ -50,14 +51,6 @@ pub struct ParentSpec {
     pub host: String,
     pub address: String,
     pub identity: String,
-    pub secret: Secret,
-}
-
-/// A host that may read an image.
-#[derive(Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ChildSpec {
-    pub host: String,
     pub secret: Secret,
 }
 
@@ -103,8 +96,8 @@ struct Served {
 struct Tables {
     /// By the image's name.
     images: HashMap<String, Served>,
-    /// By the image's name, then the host's name.
-    children: HashMap<String, HashMap<String, (Key, CancellationToken)>>,
+    /// By the image's name. Children may connect before the image is served.
+    readers: HashMap<String, Readers>,
 }
 
 /// All images of this host.
@@ -176,44 +169,35 @@ impl Registry {
         Ok(image)
     }
 
-    /// Lets exactly these hosts read an image. The others are cut off.
-    pub fn admit(&self, image: &str, children: Vec<ChildSpec>) {
+    /// Lets these children read an image, and those whose tickets are newer. The others are cut off.
+    pub fn admit(&self, image: &str, serving: Secret, revision: u64, children: Vec<String>) {
         let mut tables = self.tables();
-        let mut old = tables.children.remove(image).unwrap_or_default();
-        let mut now = HashMap::new();
-        for child in children {
-            let same = old.remove(&child.host).filter(|(key, _)| *key == child.secret.0);
-            now.insert(child.host, same.unwrap_or_else(|| (child.secret.0, CancellationToken::new())));
-        }
-        for (_, cut) in old.into_values() {
-            cut.cancel();
-        }
-        tables.children.insert(image.to_owned(), now);
+        let readers = tables.readers.entry(image.to_owned()).or_insert_with(|| Readers::new(serving.0.clone()));
+        readers.hear(serving.0, revision, children);
     }
 
     /// Ends an image: reads that wait end with an error. What the pool has stays. One that is not there is fine.
     pub fn drop_image(&self, image: &str) {
-        self.admit(image, Vec::new());
         let mut tables = self.tables();
-        tables.children.remove(image);
+        tables.readers.remove(image);
         if let Some(old) = tables.images.remove(image) {
             old.image.closed.cancel();
         }
     }
 
-    /// The key of an identity `IMAGE/HOST`.
+    /// The key of who says that it is `IMAGE/CHILD/REVISION`, if that child may read.
     #[must_use]
     pub fn key(&self, identity: &str) -> Option<Key> {
-        let (image, host) = identity.split_once('/')?;
-        Some(self.tables().children.get(image)?.get(host)?.0.clone())
+        let claim = Claim::parse(identity)?;
+        self.tables().readers.get(claim.image)?.key(claim)
     }
 
-    /// What the holder of an identity may read, and what cuts the connection.
+    /// What a child that has proven its identity may read, and what cuts it off.
     #[must_use]
-    pub fn child(self: &Arc<Self>, identity: &str) -> Option<(OfChild, CancellationToken)> {
-        let (image, host) = identity.split_once('/')?;
-        let cut = self.tables().children.get(image)?.get(host)?.1.clone();
-        Some((OfChild { registry: self.clone(), image: image.to_owned() }, cut))
+    pub fn let_in(self: &Arc<Self>, identity: &str) -> Option<(OfChild, CancellationToken)> {
+        let claim = Claim::parse(identity)?;
+        let cut = self.tables().readers.get_mut(claim.image)?.let_in(claim)?;
+        Some((OfChild { registry: self.clone(), image: claim.image.to_owned() }, cut))
     }
 
     fn export(&self, image: &str, key: &str) -> Option<Export> {

@@ -16,8 +16,9 @@ use chunkd::manifest::{CHUNK, NAME, Name, PAGE, digest, to_usize};
 use chunkd::nbd::server::{Handshake, Next, Security};
 use chunkd::nbd::{Errno, Replies, Request, command};
 use chunkd::pool::Pool;
-use chunkd::registry::{ChildSpec, Event, ImageSpec, ParentSpec, Registry, Secret};
+use chunkd::registry::{Event, ImageSpec, ParentSpec, Registry, Secret};
 use chunkd::serve::{Export, Exports};
+use chunkd::tickets::{Claim, ticket};
 use chunkd::tls::{self, Key};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,8 +28,8 @@ use tokio::time::sleep;
 
 pub const IMAGE: &str = "image";
 
-/// The secret of all edges here.
-pub fn secret() -> Secret {
+/// The serving key of all parents here.
+pub fn serving_key() -> Secret {
     Secret(Key([7; 32]))
 }
 
@@ -77,6 +78,8 @@ pub struct Host {
     pub registry: Arc<Registry>,
     pub address: SocketAddr,
     pub folder: TempDir,
+    /// Of the next list of children: that of all tickets here is 1.
+    revision: AtomicU64,
     listener: JoinHandle<()>,
 }
 
@@ -90,7 +93,7 @@ impl Host {
         let address = socket.local_addr().unwrap();
         let tls = listen::tls_of(&registry).unwrap();
         let listener = tokio::spawn(listen::serve_hosts(socket, tls, registry.clone()));
-        Self { name: name.to_owned(), registry, address, folder, listener }
+        Self { name: name.to_owned(), registry, address, folder, revision: AtomicU64::new(1), listener }
     }
 
     /// Serves the whole content.
@@ -108,10 +111,10 @@ impl Host {
         self.registry.serve(spec(content, parents.to_vec()), None).await.unwrap();
     }
 
-    /// Admits hosts by these names.
+    /// Names the children, as Volt does by a newer list each time.
     pub fn admit(&self, names: &[&str]) {
-        let child = |host: &&str| ChildSpec { host: (*host).to_owned(), secret: secret() };
-        self.registry.admit(IMAGE, names.iter().map(child).collect());
+        let revision = self.revision.fetch_add(1, Ordering::SeqCst);
+        self.registry.admit(IMAGE, serving_key(), revision, names.iter().map(|&name| name.to_owned()).collect());
     }
 
     /// How a child of this name reaches this host.
@@ -164,8 +167,8 @@ pub fn parent(host: &str, address: SocketAddr, child: &str) -> ParentSpec {
     ParentSpec {
         host: host.to_owned(),
         address: address.to_string(),
-        identity: format!("{IMAGE}/{child}"),
-        secret: secret(),
+        identity: format!("{IMAGE}/{child}/1"),
+        secret: Secret(ticket(&serving_key().0, child, 1).unwrap()),
     }
 }
 
@@ -253,8 +256,8 @@ impl Bad {
                 _ => return Ok(()),
             }
         }
-        let key = if self.does(Fault::AnotherKey) { Key([8; 32]) } else { secret().0 };
-        let tls = tls::server(move |_| Some(key.clone()))?;
+        let key = if self.does(Fault::AnotherKey) { Key([8; 32]) } else { serving_key().0 };
+        let tls = tls::server(move |identity| ticket(&key, Claim::parse(identity)?.child, 1))?;
         let (mut stream, _) = tls::accept(&tls, plain).await.map_err(std::io::Error::other)?;
         handshake.encrypted();
         let mut data = Bytes::new();
