@@ -44,6 +44,10 @@ enum Call {
     RemoveMember {
         path: PathBuf,
     },
+    Fill {
+        image: String,
+        ranges: Vec<(u64, u64)>,
+    },
     Kept,
     Held {
         key: String,
@@ -108,6 +112,10 @@ impl Agent {
             Call::Drop { image } => self.registry.drop_image(&image),
             Call::AddMember { path, limit, reserve } => self.registry.pool.add(&path, limit, reserve)?,
             Call::RemoveMember { path } => return Ok(json!({ "removed": self.registry.pool.remove(&path) })),
+            Call::Fill { image, ranges } => {
+                let _entered = self.runtime.enter();
+                self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect())?;
+            }
             Call::Kept => {
                 let keys = self.registry.kept()?.into_iter().map(|kept| kept.key);
                 return Ok(json!({ "keys": keys.collect::<Vec<_>>() }));

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -24,6 +25,9 @@ const CONNECTIONS: usize = 4;
 
 /// Chunks that are asked of a parent at once.
 const JOIN: usize = 4;
+
+/// Bytes that are read at once behind demand.
+const FILL: u64 = 8 * CHUNK;
 
 /// Bytes that are on their way from parents, or from there to the pool.
 const IN_FLIGHT: usize = 16 << 20;
@@ -77,6 +81,17 @@ pub struct Image {
     pub closed: CancellationToken,
     /// Bytes read from parents.
     pub fetched: AtomicU64,
+    /// Bytes that clients got without waiting for a parent or a disk.
+    pub hits: AtomicU64,
+    filling: Mutex<Filling>,
+}
+
+/// What is being read behind demand, and how far that is. Bytes.
+#[derive(Debug, Default)]
+struct Filling {
+    cut: CancellationToken,
+    done: u64,
+    of: u64,
 }
 
 impl Image {
@@ -106,6 +121,8 @@ impl Image {
             one_page: tokio::sync::Mutex::default(),
             closed,
             fetched: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            filling: Mutex::default(),
         }
     }
 
@@ -162,6 +179,50 @@ impl Image {
             chunks = again;
         }
         Ok(data.freeze())
+    }
+
+    /// Has ranges, in bytes, kept here, behind demand. Replaces what was asked for before; nothing to fill ends that.
+    ///
+    /// Ranges beyond the end of the image are cut off.
+    pub fn fill(self: &Arc<Self>, ranges: Vec<Range<u64>>) {
+        let cut = self.closed.child_token();
+        let of = ranges.iter().map(|range| range.end.min(self.size).saturating_sub(range.start)).sum();
+        let old = std::mem::replace(&mut *self.filling(), Filling { cut: cut.clone(), done: 0, of });
+        old.cut.cancel();
+        let image = self.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = image.fill_all(ranges) => {}
+                () = cut.cancelled() => {}
+            }
+        });
+    }
+
+    /// Bytes that were filled, and the bytes that are to be filled.
+    #[must_use]
+    pub fn filled(&self) -> (u64, u64) {
+        let filling = self.filling();
+        (filling.done, filling.of)
+    }
+
+    async fn fill_all(self: &Arc<Self>, ranges: Vec<Range<u64>>) {
+        for range in ranges {
+            let end = range.end.min(self.size);
+            let mut offset = range.start;
+            while offset < end {
+                let length = (end - offset).min(FILL);
+                if let Err(error) = self.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await {
+                    tracing::info!(image = self.key, %error, "the image is not filled");
+                    return;
+                }
+                offset += length;
+                self.filling().done += length;
+            }
+        }
+    }
+
+    fn filling(&self) -> MutexGuard<'_, Filling> {
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read_content(&self, offset: u64, length: u32) -> Result<Bytes, Failed> {

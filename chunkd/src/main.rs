@@ -2,20 +2,28 @@
 
 use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
-use tokio::net::TcpListener;
-use tokio::runtime;
+use listenfd::ListenFd;
+use tokio::runtime::{self, Runtime};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
 use chunkd::pool::Pool;
 use chunkd::registry::Registry;
 use chunkd::{control, listen};
 
+/// How often the pool looks whether a file system needs its reserve.
+const SHRINK_EVERY: Duration = Duration::from_secs(2);
+
 /// Keeps, verifies and serves the chunks of images.
+///
+/// Sockets that it inherits as systemd hands them over (`sd_listen_fds(3)`) come first: control, VMs, hosts.
 #[derive(Parser)]
 #[command(version)]
 struct Options {
@@ -33,23 +41,66 @@ struct Options {
     listen: SocketAddr,
 }
 
+/// Where clients come from.
+struct Sockets {
+    control: UnixListener,
+    vms: UnixListener,
+    hosts: TcpListener,
+}
+
+impl Sockets {
+    fn of(options: &Options) -> io::Result<Self> {
+        let mut inherited = ListenFd::from_env();
+        let sockets = Self {
+            control: inherited.take_unix_listener(0)?.map_or_else(|| bind(&options.control), Ok)?,
+            vms: inherited.take_unix_listener(1)?.map_or_else(|| bind(&options.vms), Ok)?,
+            hosts: inherited.take_tcp_listener(2)?.map_or_else(|| TcpListener::bind(options.listen), Ok)?,
+        };
+        sockets.control.set_nonblocking(false)?;
+        sockets.vms.set_nonblocking(true)?;
+        sockets.hosts.set_nonblocking(true)?;
+        Ok(sockets)
+    }
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
     tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter("info").init();
-    let runtime = runtime::Builder::new_multi_thread().enable_all().build()?;
+    let sockets = Sockets::of(&options)?;
     let manifests = options.state.join("manifests");
     std::fs::create_dir_all(&manifests)?;
     let registry = Arc::new(Registry::new(manifests, Arc::new(Pool::default())));
-    let (control, vms) = (bind(&options.control)?, bind(&options.vms)?);
-    vms.set_nonblocking(true)?;
-    let tls = listen::tls_of(&registry)?;
-    let hosts = runtime.block_on(TcpListener::bind(options.listen))?;
-    let entered = runtime.enter();
-    runtime.spawn(listen::serve_vms(tokio::net::UnixListener::from_std(vms)?, registry.clone()));
-    drop(entered);
-    runtime.spawn(listen::serve_hosts(hosts, tls, registry.clone()));
-    control::listen(&control, &registry, runtime.handle())?;
+    let runtime = runtime::Builder::new_multi_thread().enable_all().build()?;
+    serve(&runtime, sockets.vms, sockets.hosts, &registry)?;
+    control::listen(&sockets.control, &registry, runtime.handle())?;
     Ok(())
+}
+
+fn serve(
+    runtime: &Runtime,
+    vms: UnixListener,
+    hosts: TcpListener,
+    registry: &Arc<Registry>,
+) -> Result<(), Box<dyn Error>> {
+    let _entered = runtime.enter();
+    runtime.spawn(listen::serve_vms(tokio::net::UnixListener::from_std(vms)?, registry.clone()));
+    let tls = listen::tls_of(registry)?;
+    runtime.spawn(listen::serve_hosts(tokio::net::TcpListener::from_std(hosts)?, tls, registry.clone()));
+    runtime.spawn(shrink(registry.pool.clone()));
+    Ok(())
+}
+
+/// Gives space back to VMs' disks, without an end.
+async fn shrink(pool: Arc<Pool>) {
+    loop {
+        sleep(SHRINK_EVERY).await;
+        let pool = pool.clone();
+        match spawn_blocking(move || pool.shrink()).await {
+            Ok(0) => {}
+            Ok(freed) => tracing::info!(freed, "chunks make room for others in their file system"),
+            Err(error) => tracing::error!(%error, "the pool does not shrink"),
+        }
+    }
 }
 
 /// Listens at a path, in the place of a process that has ended.

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +27,8 @@ use crate::tls::Key;
 pub enum Refused {
     #[error("{0}")]
     Invalid(String),
+    #[error("image {0} is not served here")]
+    Unknown(String),
     #[error("image {0} is being served")]
     InUse(String),
     #[error(transparent)]
@@ -75,6 +79,9 @@ pub struct ImageStatus {
     pub key: String,
     pub proven: bool,
     pub fetched: u64,
+    pub hits: u64,
+    /// Bytes that were filled behind demand, and that are to be filled.
+    pub filled: (u64, u64),
     pub parents: Vec<String>,
 }
 
@@ -208,6 +215,17 @@ impl Registry {
         }
     }
 
+    /// Has ranges of an image kept here, behind demand (`Image::fill`).
+    ///
+    /// # Errors
+    /// The image is not served here.
+    pub fn fill(&self, image: &str, ranges: Vec<Range<u64>>) -> Result<(), Refused> {
+        let tables = self.tables();
+        let served = tables.images.get(image).ok_or_else(|| Refused::Unknown(image.to_owned()))?;
+        served.image.fill(ranges);
+        Ok(())
+    }
+
     /// Images of which the pool may have chunks.
     ///
     /// # Errors
@@ -241,7 +259,9 @@ impl Registry {
             name: name.clone(),
             key: served.image.key.clone(),
             proven: served.image.proven(),
-            fetched: served.image.fetched.load(std::sync::atomic::Ordering::Relaxed),
+            fetched: served.image.fetched.load(Ordering::Relaxed),
+            hits: served.image.hits.load(Ordering::Relaxed),
+            filled: served.image.filled(),
             parents: served.image.parents.hosts(),
         };
         self.tables().images.iter().map(status).collect()

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::{Buf, Bytes, BytesMut};
 use thiserror::Error;
@@ -74,6 +75,10 @@ impl Export {
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> bool {
         matches!(self, Self::Image(image) if image.read_now(offset, into))
+    }
+
+    fn hit(&self, length: usize) {
+        self.image().hits.fetch_add(length as u64, Ordering::Relaxed);
     }
 
     async fn extents(&self, offset: u64, length: u32, most: usize) -> Result<Vec<Extent>, Failed> {
@@ -251,12 +256,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
             self.later(request);
             return Ok(());
         }
+        self.export.hit(first);
         self.replies.data(&mut self.output, &request);
         self.put_piece(first).await?;
         offset += first as u64;
         while offset < end {
             let length = to_usize(end - offset).min(PIECE);
             if self.export.read_now(offset, &mut self.piece[..length]) {
+                self.export.hit(length);
                 self.put_piece(length).await?;
             } else {
                 // The answer has begun, so it has to go on.

@@ -190,6 +190,23 @@ faults! {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_filled_is_read_without_a_parent() {
+    let content = Content::new(2 * MIB);
+    let hosts = chain(&content, &["one"]).await;
+    let size = u64::from(2 * MIB);
+    hosts[1].registry.fill(common::IMAGE, vec![size / 2..u64::MAX, 0..CHUNK]).unwrap();
+    while hosts[1].registry.status()[0].filled != (size / 2 + CHUNK, size / 2 + CHUNK) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    hosts[0].registry.drop_image(common::IMAGE);
+    assert_eq!(content.data.slice(MIB as usize..), in_time(60, hosts[1].read(size / 2, MIB)).await);
+    hosts[1].registry.fill(common::IMAGE, vec![CHUNK..2 * CHUNK, 0..size]).unwrap(); // waits, and is replaced
+    hosts[1].registry.fill(common::IMAGE, Vec::new()).unwrap();
+    assert_eq!((0, 0), hosts[1].registry.status()[0].filled);
+    assert!(hosts[1].registry.fill("another", Vec::new()).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_image_that_is_forgotten_leaves_what_another_one_shares() {
     let first = Content::new(MIB);
     let mut data = first.data.to_vec();
