@@ -6,6 +6,7 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("a length in memory has 64 bits");
 
+mod alive;
 pub mod control;
 pub mod fetch;
 pub mod image;

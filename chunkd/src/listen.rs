@@ -8,9 +8,11 @@ use bytes::BytesMut;
 use openssl::ssl::SslContext;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::alive;
 use crate::nbd::server::{Handshake, Security};
 use crate::registry::Registry;
 use crate::serve::{self, Agreed, Ended, Export, Exports};
@@ -18,6 +20,9 @@ use crate::tls;
 
 /// A host that does not finish the handshakes hangs.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Hosts that are connected at once. The next ones wait in the kernel.
+const MOST_HOSTS: usize = 4096;
 
 /// Serves programs of this host, without an end.
 pub async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
@@ -33,10 +38,16 @@ pub async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
 
 /// Serves other hosts, without an end. `tls`: see `tls_of`.
 pub async fn serve_hosts(listener: TcpListener, tls: SslContext, registry: Arc<Registry>) {
+    let room = Arc::new(Semaphore::new(MOST_HOSTS));
     loop {
+        let Ok(place) = room.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(log_end("a host", serve_host(stream, tls.clone(), registry.clone())));
+                let (tls, registry) = (tls.clone(), registry.clone());
+                tokio::spawn(async move {
+                    log_end("a host", serve_host(stream, tls, registry)).await;
+                    drop(place);
+                });
             }
             Err(error) => wait_for_room(&error).await,
         }
@@ -75,7 +86,7 @@ async fn serve_vm(mut stream: UnixStream, registry: Arc<Registry>) -> Result<(),
 }
 
 async fn serve_host(mut plain: TcpStream, tls: SslContext, registry: Arc<Registry>) -> Result<(), Ended> {
-    plain.set_nodelay(true)?;
+    alive::watch(&plain)?;
     let mut input = BytesMut::new();
     let mut handshake = Handshake::new(Security::Required);
     let (mut stream, identity) = match in_time(async {

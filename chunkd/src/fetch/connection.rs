@@ -16,6 +16,7 @@ use tokio_openssl::SslStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::alive;
 use crate::nbd::client::{Handshake, Next, Part};
 use crate::nbd::{Request, Violation, chunk, command};
 use crate::tls::{self, Key};
@@ -113,7 +114,7 @@ impl Connection {
 
     async fn negotiate(endpoint: &Endpoint) -> Result<(Stream, BytesMut), Lost> {
         let mut plain = TcpStream::connect(&endpoint.address).await?;
-        plain.set_nodelay(true)?;
+        alive::watch(&plain)?;
         let mut handshake = Handshake::new(&endpoint.export, true);
         let mut input = BytesMut::new();
         if advance(&mut plain, &mut handshake, &mut input).await?.is_some() || !input.is_empty() {

@@ -141,7 +141,9 @@ impl Pool {
             match member.keep(entry, data, pinned) {
                 Ok((slot, generation)) => {
                     let place = Place { member: number, generation, slot };
-                    self.index.insert(&entry.name, place);
+                    if let Some(other) = self.index.insert(&entry.name, place) {
+                        self.drop_at(other); // two have brought it at the same time
+                    }
                     return Some(place);
                 }
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
@@ -155,6 +157,10 @@ impl Pool {
     pub fn forget(&self, name: &Name) -> u64 {
         let Some(place) = self.find(name) else { return 0 };
         self.index.remove(name, place);
+        self.drop_at(place)
+    }
+
+    fn drop_at(&self, place: Place) -> u64 {
         self.member(place).map_or(0, |member| member.drop_chunk(place.slot, place.generation))
     }
 

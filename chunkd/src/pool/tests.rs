@@ -89,6 +89,24 @@ fn a_name_that_is_kept_twice_has_one_place() {
 }
 
 #[test]
+fn many_that_keep_the_same_at_once_take_the_space_of_one() {
+    let scene = Scene::new();
+    let begin = std::sync::Barrier::new(8);
+    for number in 0..20 {
+        std::thread::scope(|threads| {
+            for _ in 0..8 {
+                threads.spawn(|| {
+                    begin.wait();
+                    scene.keep(number);
+                });
+            }
+        });
+        assert_eq!((Found::Data, chunk(number).1), scene.read(scene.find(number).unwrap()));
+    }
+    assert_eq!(20 * CHUNK, scene.pool.usage().0);
+}
+
+#[test]
 fn after_a_restart_a_chunk_is_believed_once_it_was_checked() {
     let mut scene = Scene::new();
     scene.keep(1);
