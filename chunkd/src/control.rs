@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -61,15 +62,21 @@ enum Call {
     Events,
 }
 
-/// Serves agents, one thread each, without an end.
+/// Serves agents, one thread each, without an end. `address`: where other hosts connect.
 ///
 /// # Errors
 /// Nobody can be accepted.
-pub fn listen(listener: &UnixListener, registry: &Arc<Registry>, runtime: &Handle) -> io::Result<()> {
+pub fn listen(
+    listener: &UnixListener,
+    registry: &Arc<Registry>,
+    runtime: &Handle,
+    address: SocketAddr,
+) -> io::Result<()> {
     for stream in listener.incoming() {
         let (stream, registry, runtime) = (stream?, registry.clone(), runtime.clone());
         thread::Builder::new().name("control".to_owned()).spawn(move || {
-            if let Err(error) = Agent::new(stream, registry, runtime).serve() {
+            let agent = Agent { stream, registry, runtime, address, input: Vec::new(), file: None };
+            if let Err(error) = agent.serve() {
                 tracing::info!(%error, "a control connection ends");
             }
         })?;
@@ -81,15 +88,12 @@ struct Agent {
     stream: UnixStream,
     registry: Arc<Registry>,
     runtime: Handle,
+    address: SocketAddr,
     input: Vec<u8>,
     file: Option<OwnedFd>,
 }
 
 impl Agent {
-    fn new(stream: UnixStream, registry: Arc<Registry>, runtime: Handle) -> Self {
-        Self { stream, registry, runtime, input: Vec::new(), file: None }
-    }
-
     fn serve(mut self) -> io::Result<()> {
         while let Some(line) = self.line()? {
             let file = self.file.take().map(File::from);
@@ -124,7 +128,8 @@ impl Agent {
             Call::Forget { key } => return Ok(json!({ "bytes": self.registry.forget(&key)? })),
             Call::Status | Call::Events => {
                 let (held, limit) = self.registry.pool.usage();
-                return Ok(json!({ "images": self.registry.status(), "held": held, "limit": limit }));
+                let images = self.registry.status();
+                return Ok(json!({ "images": images, "held": held, "limit": limit, "address": self.address }));
             }
         }
         Ok(json!({}))

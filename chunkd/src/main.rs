@@ -71,8 +71,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(&manifests)?;
     let registry = Arc::new(Registry::new(manifests, Arc::new(Pool::default())));
     let runtime = runtime::Builder::new_multi_thread().enable_all().build()?;
+    let address = sockets.hosts.local_addr()?;
     serve(&runtime, sockets.vms, sockets.hosts, &registry)?;
-    control::listen(&sockets.control, &registry, runtime.handle())?;
+    control::listen(&sockets.control, &registry, runtime.handle(), address)?;
     Ok(())
 }
 
