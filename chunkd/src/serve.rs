@@ -21,6 +21,9 @@ const MOST_AWAITED: u64 = 32 << 20;
 /// Bytes that are read from the pool before they are sent.
 const PIECE: usize = 256 << 10;
 
+/// Reads up to here are sent together.
+const SMALL: usize = 64 << 10;
+
 const MOST_EXTENTS: usize = 1024;
 
 /// What a handshake led to.
@@ -160,8 +163,7 @@ where
 {
     let closed = export.image().closed.clone();
     let (answers, answered) = mpsc::unbounded_channel();
-    let output = BytesMut::with_capacity(PIECE);
-    let piece = vec![0; PIECE].into();
+    let (output, piece) = (BytesMut::new(), Vec::new());
     let mut session =
         Session { stream, export, replies, input, output, piece, answers, answered, awaited: 0, unread: 0 };
     tokio::select! {
@@ -184,7 +186,8 @@ struct Session<S> {
     replies: Replies,
     input: BytesMut,
     output: BytesMut,
-    piece: Box<[u8]>,
+    /// What was read of a large answer; no memory before the first one.
+    piece: Vec<u8>,
     answers: mpsc::UnboundedSender<(Request, Result<Answer, Failed>)>,
     answered: mpsc::UnboundedReceiver<(Request, Result<Answer, Failed>)>,
     /// Bytes that the client waits for.
@@ -247,24 +250,43 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
         self.replies.error(&mut self.output, request.cookie, error);
     }
 
-    /// Answers a read now if its beginning is here.
+    /// Answers a read now if it is here, or if the beginning of a large one is.
     async fn read(&mut self, request: Request) -> Result<(), Ended> {
+        if request.length as usize > SMALL {
+            return self.read_large(request).await;
+        }
+        let before = self.output.len();
+        self.replies.data(&mut self.output, &request);
+        let begin = self.output.len();
+        self.output.resize(begin + request.length as usize, 0);
+        if self.export.read_now(request.offset, &mut self.output[begin..]) {
+            self.export.hit(request.length as usize);
+            return Ok(self.flush_if_full().await?);
+        }
+        self.output.truncate(before);
+        self.later(request);
+        Ok(())
+    }
+
+    async fn read_large(&mut self, request: Request) -> Result<(), Ended> {
+        self.piece.resize(PIECE, 0);
         let mut offset = request.offset;
         let end = offset + u64::from(request.length);
-        let first = to_usize(end - offset).min(PIECE);
-        if !self.export.read_now(offset, &mut self.piece[..first]) {
-            self.later(request);
-            return Ok(());
-        }
-        self.export.hit(first);
-        self.replies.data(&mut self.output, &request);
-        self.put_piece(first).await?;
-        offset += first as u64;
         while offset < end {
             let length = to_usize(end - offset).min(PIECE);
-            if self.export.read_now(offset, &mut self.piece[..length]) {
+            let begins = offset == request.offset;
+            let here = self.export.read_now(offset, &mut self.piece[..length]);
+            if begins && !here {
+                self.later(request);
+                return Ok(());
+            }
+            if begins {
+                self.replies.data(&mut self.output, &request);
+            }
+            if here {
                 self.export.hit(length);
-                self.put_piece(length).await?;
+                self.flush().await?;
+                self.stream.write_all(&self.piece[..length]).await?;
             } else {
                 // The answer has begun, so it has to go on.
                 let data = self.export.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
@@ -275,18 +297,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
         Ok(())
     }
 
-    async fn put_piece(&mut self, length: usize) -> io::Result<()> {
-        if length <= PIECE / 4 {
-            self.output.extend_from_slice(&self.piece[..length]);
-            return if self.output.len() > PIECE { self.flush().await } else { Ok(()) };
-        }
-        self.flush().await?;
-        self.stream.write_all(&self.piece[..length]).await
+    async fn flush_if_full(&mut self) -> io::Result<()> {
+        if self.output.len() > PIECE { self.flush().await } else { Ok(()) }
     }
 
     async fn put(&mut self, data: &[u8]) -> io::Result<()> {
         self.output.extend_from_slice(data);
-        if self.output.len() > PIECE { self.flush().await } else { Ok(()) }
+        self.flush_if_full().await
     }
 
     async fn flush(&mut self) -> io::Result<()> {
