@@ -140,7 +140,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.listener.abort();
+        self.die();
     }
 }
 
