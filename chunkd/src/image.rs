@@ -86,6 +86,21 @@ pub struct Image {
     filling: Mutex<Filling>,
 }
 
+/// Chunks whose flights end when this is dropped, whatever ends their fetch.
+struct Landed<'a> {
+    image: &'a Image,
+    chunks: Vec<u32>,
+}
+
+impl Drop for Landed<'_> {
+    fn drop(&mut self) {
+        let mut flights = self.image.flights();
+        for chunk in &self.chunks {
+            flights.remove(chunk);
+        }
+    }
+}
+
 /// What is being read behind demand, and how far that is. Bytes.
 #[derive(Debug, Default)]
 struct Filling {
@@ -352,13 +367,9 @@ impl Image {
 
     /// Brings chunks that follow each other, and hands them to those who wait. Those hear of the end as well.
     async fn fetch(self: Arc<Self>, run: Vec<Wanted>) {
-        let chunks: Vec<u32> = run.iter().map(|wanted| wanted.chunk).collect();
+        let _landed = Landed { image: &self, chunks: run.iter().map(|wanted| wanted.chunk).collect() };
         if let Err(error) = self.fetch_run(run).await {
             tracing::debug!(image = self.key, %error, "chunks are not fetched");
-        }
-        let mut flights = self.flights();
-        for chunk in chunks {
-            flights.remove(&chunk);
         }
     }
 
@@ -405,7 +416,7 @@ impl Image {
                 let content = if image.proven() { wanted.name } else { Name::of_chunk(data) };
                 if content == Name::ZEROS {
                     image.set_word(wanted.chunk, ZEROS);
-                } else if let Some(place) = image.pool.keep(&Entry { name: wanted.name, content }, data, false) {
+                } else if let Some(place) = image.pool.keep(&Entry { name: wanted.name, content }, data) {
                     image.set_word(wanted.chunk, place.to_word());
                 }
             }

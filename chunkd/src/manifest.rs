@@ -224,6 +224,12 @@ impl Manifest {
         right || self.unkept().contains_key(&page)
     }
 
+    /// Whether all pages are here, and right.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        (0..self.layout.pages()).all(|page| self.has_page(page))
+    }
+
     /// A page, to be kept: in memory if the disk does not take it.
     ///
     /// # Errors

@@ -164,6 +164,8 @@ impl Registry {
         let manifest = kept.manifest(&self.notes.folder)?;
         if content.is_none() {
             self.notes.add(&kept)?;
+        } else if manifest.as_ref().is_some_and(|manifest| !manifest.is_whole()) {
+            return Err(Refused::Invalid(format!("the manifest of image {} is damaged: publish it again", spec.name)));
         }
         let (left, lost) = mpsc::unbounded_channel();
         let image = Arc::new(Image::new(spec.key.clone(), spec.size, content, manifest, self.pool.clone(), left));

@@ -303,9 +303,14 @@ impl Hearing {
         if self.reader.read_buf(&mut self.input).await? == 0 {
             return Err(Lost::Ended);
         }
+        self.note();
+        Ok(())
+    }
+
+    /// Something has come.
+    fn note(&self) {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.heard.store(now, Ordering::Relaxed);
-        Ok(())
     }
 
     async fn part(&mut self, part: Part) -> Result<(), Lost> {
@@ -365,6 +370,7 @@ impl Hearing {
             if self.reader.read_buf(&mut rest).await? == 0 {
                 return Err(Lost::Ended);
             }
+            self.note();
         }
         Ok(())
     }

@@ -187,7 +187,7 @@ impl Upstream {
     /// The parents that are connected, best first. Connects further ones until there are two.
     fn connected(&self) -> Vec<Arc<Route>> {
         let mut all = self.routes().clone();
-        all.sort_by_key(|route| (route.rests_until(), route.hangs()));
+        all.sort_by_cached_key(|route| (route.rests_until(), route.hangs()));
         let (mut routes, mut answering) = (Vec::new(), 0);
         for route in all {
             route.want([self.connections, 1, 0][answering.min(2)]);

@@ -118,12 +118,15 @@ impl Route {
         Ok(data)
     }
 
-    /// The connections that live, of which those beyond `most` end.
+    /// The connections that live. Of those beyond `most` the idle ones end.
     fn live(&self, most: usize) -> Vec<Arc<Connection>> {
         let mut state = self.state();
-        state.connections.retain(|connection| !connection.ended());
-        let beyond = most.min(state.connections.len());
-        state.connections.drain(beyond..).for_each(|connection| connection.cancel());
+        let mut kept = 0;
+        state.connections.retain(|connection| {
+            let stays = !connection.ended() && (kept < most || connection.in_flight() > 0);
+            kept += usize::from(stays);
+            stays
+        });
         state.connections.clone()
     }
 

@@ -49,7 +49,6 @@ pub mod answer {
     pub const ERR_INVALID: u32 = ERROR | 3;
     pub const ERR_TLS_REQD: u32 = ERROR | 5;
     pub const ERR_UNKNOWN: u32 = ERROR | 6;
-    pub const ERR_TOO_BIG: u32 = ERROR | 9;
 }
 
 /// What `INFO` and `GO` tell.
@@ -87,8 +86,6 @@ pub mod command {
     pub const WRITE_ZEROES: u16 = 6;
     pub const BLOCK_STATUS: u16 = 7;
 
-    /// Flag of a read: do not fragment the answer.
-    pub const DF: u16 = 1 << 2;
     /// Flag of a block status request: tell one extent only.
     pub const REQ_ONE: u16 = 1 << 3;
 }
@@ -233,13 +230,6 @@ impl Replies {
             output.put_u32(0);
             output.put_u64(cookie);
         }
-    }
-
-    /// The whole answer to a read of nothing but zeros. Only for structured replies.
-    pub fn hole(self, output: &mut BytesMut, request: &Request) {
-        self.chunk(output, chunk::DONE, chunk::OFFSET_HOLE, request.cookie, 12);
-        output.put_u64(request.offset);
-        output.put_u32(request.length);
     }
 
     pub fn error(self, output: &mut BytesMut, cookie: u64, error: Errno) {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::sieve::Sieve;
@@ -30,8 +31,6 @@ const USED: u32 = 1;
 const CHECKED: u32 = 2;
 /// Somebody has read it since the hand of the sieve came by.
 const READ: u32 = 4;
-/// It must not go.
-const PINNED: u32 = 8;
 const GENERATION: u32 = 1 << 8;
 
 /// What came of a read.
@@ -80,6 +79,9 @@ impl Member {
         let kind = file.metadata()?.file_type();
         let size = if kind.is_block_device() { rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))? } else { limit };
         let slots = slots_in(size.min(limit))?;
+        // Two processes would write over each other's chunks. The lock ends with the process (flock(2)).
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| io::Error::new(io::ErrorKind::ResourceBusy, "another process uses it"))?;
         let known = claim(&file, kind.is_block_device())?;
         let length = (!kind.is_block_device()).then(|| at(slots - 1) + CHUNK);
         if let Some(length) = length {
@@ -250,6 +252,9 @@ impl Member {
     /// Nothing is read from it or kept in it from now on.
     pub fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
+        if let Err(error) = rustix::fs::flock(&self.file, FlockOperation::Unlock) {
+            tracing::warn!(path = %self.path.display(), %error, "a member stays locked until the process ends");
+        }
     }
 
     #[must_use]
@@ -270,7 +275,7 @@ impl Member {
     ///
     /// # Errors
     /// Nothing may go, or the chunk cannot be written.
-    pub fn keep(&self, entry: &Entry, data: &[u8], pinned: bool) -> io::Result<(u32, u32)> {
+    pub fn keep(&self, entry: &Entry, data: &[u8]) -> io::Result<(u32, u32)> {
         let slot = self.take().ok_or(io::ErrorKind::StorageFull)?;
         let written = self
             .file
@@ -283,8 +288,7 @@ impl Member {
             return Err(error);
         }
         let word = self.words[slot as usize].load(Ordering::Acquire) & !(GENERATION - 1);
-        let pin = if pinned { PINNED } else { 0 };
-        self.words[slot as usize].store(word | USED | CHECKED | pin, Ordering::SeqCst);
+        self.words[slot as usize].store(word | USED | CHECKED, Ordering::SeqCst);
         self.held.fetch_add(CHUNK, Ordering::Relaxed);
         sieve.insert(slot);
         Ok((slot, word / GENERATION))
@@ -305,7 +309,7 @@ impl Member {
 
     fn may_go(&self, slot: u32) -> bool {
         let before = self.words[slot as usize].fetch_and(!READ, Ordering::Relaxed);
-        before & (READ | PINNED) == 0
+        before & READ == 0
     }
 
     /// Whether the file may take more of its file system.

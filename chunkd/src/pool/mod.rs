@@ -128,17 +128,16 @@ impl Pool {
         self.member(place).is_some_and(|member| member.check(place.slot, place.generation, wanted, into))
     }
 
-    /// Keeps a whole chunk. `pinned`: it must not go. Returns its place; none if there is no room, or a disk fails.
-    pub fn keep(&self, entry: &Entry, data: &[u8], pinned: bool) -> Option<Place> {
+    /// Keeps a whole chunk, in the members by turns. Returns its place; none if there is no room, or a disk fails.
+    pub fn keep(&self, entry: &Entry, data: &[u8]) -> Option<Place> {
         if let Some(place) = self.find(&entry.name) {
             return Some(place);
         }
         let members: Vec<_> = self.all().collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        // The next of those with room, in proportion to the room they have.
         for step in 0..members.len() {
             let (number, member) = members[(turn + step) % members.len()];
-            match member.keep(entry, data, pinned) {
+            match member.keep(entry, data) {
                 Ok((slot, generation)) => {
                     let place = Place { member: number, generation, slot };
                     if let Some(other) = self.index.insert(&entry.name, place) {

@@ -42,7 +42,7 @@ impl Scene {
 
     fn keep(&self, number: u64) -> Place {
         let (entry, data) = chunk(number);
-        self.pool.keep(&entry, &data, false).unwrap()
+        self.pool.keep(&entry, &data).unwrap()
     }
 
     fn find(&self, number: u64) -> Option<Place> {
@@ -137,7 +137,7 @@ fn an_unproven_chunk_is_checked_by_what_was_written() {
     let mut scene = Scene::new();
     let (entry, data) = chunk(1);
     let entry = Entry { name: Name::of_place("image", 1), content: entry.content };
-    scene.pool.keep(&entry, &data, false).unwrap();
+    scene.pool.keep(&entry, &data).unwrap();
     scene.again();
     let mut found = vec![0; to_usize(CHUNK)];
     assert!(scene.pool.check(scene.pool.find(&entry.name).unwrap(), None, &mut found) && found == data);
@@ -171,12 +171,11 @@ fn what_is_read_again_and_again_stays_in_a_full_pool() {
 }
 
 #[test]
-fn what_is_pinned_stays_and_a_pool_of_pinned_chunks_takes_no_more() {
+fn a_member_of_another_process_is_left_alone() {
     let scene = Scene::new();
-    let keep = |number: u64| scene.pool.keep(&chunk(number).0, &chunk(number).1, true);
-    let kept = (0..200).filter(|&number| keep(number).is_some()).count();
-    assert_eq!(scene.pool.usage().1, kept as u64 * CHUNK);
-    assert!((0..kept as u64).all(|number| scene.find(number).is_some()));
+    assert!(Pool::default().add(&scene.file(), LIMIT, 0).unwrap_err().to_string().contains("another process"));
+    assert!(scene.pool.remove(&scene.file()));
+    scene.pool.add(&scene.file(), LIMIT, 0).unwrap();
 }
 
 #[test]
@@ -186,7 +185,7 @@ fn a_file_that_somebody_cuts_off_loses_chunks_and_serves_no_zeros() {
     File::options().write(true).open(scene.file()).unwrap().set_len(5 * CHUNK).unwrap();
     assert_eq!(Found::Gone, scene.read(places[7]).0);
     let (entry, data) = chunk(100);
-    assert_eq!(None, scene.pool.keep(&entry, &data, false)); // which notices it
+    assert_eq!(None, scene.pool.keep(&entry, &data)); // which notices it
     assert_eq!(Found::Unchecked, scene.read(places[7]).0);
     assert!(!scene.check(7) && scene.check(0));
     scene.keep(100);
@@ -222,7 +221,7 @@ fn no_chunk_goes_to_the_reserve_of_the_file_system() {
     let scene = Scene { folder: tempfile::tempdir().unwrap(), pool: Pool::default() };
     scene.pool.add(&scene.file(), LIMIT, u64::MAX / 2).unwrap();
     let (entry, data) = chunk(1);
-    assert_eq!(None, scene.pool.keep(&entry, &data, false));
+    assert_eq!(None, scene.pool.keep(&entry, &data));
 }
 
 #[test]
