@@ -143,8 +143,8 @@ class VoltDouble:
         if self._known(image).withdrawn and not moving and image not in self.places and image not in self.forgotten:
             raise errors.ImageWithdrawn(f"image {image} is withdrawn: only hosts that have it may use it")
         if (place := self.places.get(image)) is not None:
-            self._revision += 1
-            self.places[image] = place.model_copy(update={"revision": self._revision})
+            parents, children = ([each.host for each in hosts] for hosts in (place.parents, place.children))
+            self._assign(image, place.slot, parents, children)
         else:
             self._assign(image, slot=1, parents=self._parents.get(image, ["other"]), children=[])
         self.moment("after volt.join")
@@ -258,8 +258,13 @@ class VoltDouble:
         self.places[image] = Assignment(
             image=image, size=published.size, digest=published.digest, slot=slot, revision=self._revision,
             state=NodeState.JOINING,
-            parents=[Parent(host=host, address=SERVE, secret=secret_of(image, host)) for host in parents],
+            parents=[
+                Parent(host=host, address=SERVE, secret=(known := secret_of(image, host)),
+                       ticket=f"{known} at {self._revision}")
+                for host in parents
+            ],
             children=[Child(host=host, secret=secret_of(image, host)) for host in children],
+            serving_key=secret_of(image, HERE),
         )  # fmt: skip
         return self.places[image]
 
