@@ -40,6 +40,9 @@ pub async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
 pub async fn serve_hosts(listener: TcpListener, tls: SslContext, registry: Arc<Registry>) {
     let room = Arc::new(Semaphore::new(MOST_HOSTS));
     loop {
+        if room.available_permits() == 0 {
+            tracing::warn!(MOST_HOSTS, "all connections are in use: further hosts wait until one ends");
+        }
         let Ok(place) = room.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
