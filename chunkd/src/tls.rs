@@ -92,3 +92,52 @@ fn put(bytes: &[u8], into: &mut [u8]) -> usize {
     place.copy_from_slice(bytes);
     bytes.len()
 }
+
+#[cfg(test)]
+mod tests {
+    use openssl::asn1::Asn1Time;
+    use openssl::hash::MessageDigest;
+    use openssl::pkey::PKey;
+    use openssl::rsa::Rsa;
+    use openssl::x509::{X509, X509Name};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What a client of one key says of a server.
+    async fn connects_to(server: SslContext) -> bool {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let accepting =
+            tokio::spawn(async move { accept(&server, listener.accept().await.unwrap().0).await.map(drop) });
+        let connected = connect(stream, "image/one/1", &Key([7; 32])).await.is_ok();
+        let _ = accepting.await;
+        connected
+    }
+
+    fn of_certificate() -> SslContext {
+        let key = PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap();
+        let mut name = X509Name::builder().unwrap();
+        name.append_entry_by_text("CN", "localhost").unwrap();
+        let name = name.build();
+        let mut certificate = X509::builder().unwrap();
+        certificate.set_subject_name(&name).unwrap();
+        certificate.set_issuer_name(&name).unwrap();
+        certificate.set_pubkey(&key).unwrap();
+        certificate.set_not_before(&Asn1Time::days_from_now(0).unwrap()).unwrap();
+        certificate.set_not_after(&Asn1Time::days_from_now(1).unwrap()).unwrap();
+        certificate.sign(&key, MessageDigest::sha256()).unwrap();
+        let mut context = SslContext::builder(SslMethod::tls_server()).unwrap();
+        context.set_certificate(&certificate.build()).unwrap();
+        context.set_private_key(&key).unwrap();
+        context.build()
+    }
+
+    #[tokio::test]
+    async fn a_client_believes_a_key_and_no_certificate() {
+        assert!(connects_to(server(|_| Some(Key([7; 32]))).unwrap()).await);
+        assert!(!connects_to(server(|_| Some(Key([8; 32]))).unwrap()).await);
+        assert!(!connects_to(server(|_| None).unwrap()).await);
+        assert!(!connects_to(of_certificate()).await);
+    }
+}

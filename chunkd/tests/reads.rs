@@ -130,6 +130,22 @@ async fn parents_that_hang_are_left_for_the_one_that_answers() {
     assert_eq!(("bad".to_owned(), "hung"), in_time(60, common::lost(&mut events)).await);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_parent_is_asked_less_than_a_fast_one() {
+    let content = Content::new(8 * MIB);
+    let origin = Host::new("origin").await;
+    origin.publish(&content).await;
+    origin.admit(&["one"]);
+    let slow = BadParent::new(&content, Fault::Late(Duration::from_millis(900))).await;
+    let host = Host::new("one").await;
+    host.attach(&content, &[slow.as_parent_of("one"), origin.as_parent_of("one")]).await;
+    for offset in (0..8 * MIB).step_by(64 << 10) {
+        in_time(60, host.read(offset.into(), 512)).await;
+    }
+    let asked = slow.asked.load(Ordering::SeqCst);
+    assert!(asked < u64::from(8 * MIB) / CHUNK / 2, "asked {asked} times");
+}
+
 /// Hosts whose first parent does wrong from time to time, and reads at random: a thousand with WHOLE set.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_a_parent_does_every_byte_is_right() {
@@ -160,8 +176,11 @@ async fn whatever_a_parent_does_every_byte_is_right() {
     }
 }
 
-const FAULTS: [Fault; 9] = [
+const FAULTS: [Fault; 12] = [
     Fault::WrongBytes,
+    Fault::WrongManifest,
+    Fault::AnotherSize,
+    Fault::AnswersBeyond,
     Fault::CutsInHalf,
     Fault::StallsAfterHeader,
     Fault::Late(Duration::from_secs(2)),
@@ -185,6 +204,9 @@ macro_rules! faults {
 
 faults! {
     a_parent_that_lies_reaches_no_reader: Fault::WrongBytes, Some("lying");
+    a_parent_with_a_wrong_manifest_is_left: Fault::WrongManifest, Some("lying");
+    a_parent_that_answers_beyond_the_question_is_left: Fault::AnswersBeyond, Some("dead");
+    a_parent_that_serves_another_size_is_not_read_from: Fault::AnotherSize, None;
     an_answer_that_is_cut_in_half_is_asked_for_again: Fault::CutsInHalf, Some("dead");
     a_parent_that_stalls_in_an_answer_is_left: Fault::StallsAfterHeader, Some("hung");
     a_parent_that_answers_two_seconds_late_is_left: Fault::Late(Duration::from_secs(2)), Some("hung");

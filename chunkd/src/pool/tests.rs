@@ -237,3 +237,28 @@ fn members_share_the_chunks_and_one_that_is_removed_is_read_no_more() {
     assert_eq!(10 * CHUNK, scene.pool.usage().0);
     scene.keep(19);
 }
+
+#[test]
+fn a_reader_never_gets_the_bytes_of_another_chunk() {
+    let scene = Scene::new();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                let mut data = vec![0; to_usize(CHUNK)];
+                while !done.load(Ordering::Relaxed) {
+                    for number in 0..100 {
+                        let Some(place) = scene.find(number) else { continue };
+                        if scene.pool.read(place, 0, &mut data) == Found::Data {
+                            assert!(data[..8] == number.to_le_bytes());
+                        }
+                    }
+                }
+            });
+        }
+        for number in 0..5000 {
+            scene.keep(number % 100);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}

@@ -177,6 +177,9 @@ pub fn parent(host: &str, address: SocketAddr, child: &str) -> ParentSpec {
 pub enum Fault {
     None,
     WrongBytes,
+    WrongManifest,
+    AnotherSize,
+    AnswersBeyond,
     CutsInHalf,
     StallsAfterHeader,
     Late(Duration),
@@ -260,28 +263,36 @@ impl Bad {
         let tls = tls::server(move |identity| ticket(&key, Claim::parse(identity)?.child, 1))?;
         let (mut stream, _) = tls::accept(&tls, plain).await.map_err(std::io::Error::other)?;
         handshake.encrypted();
-        let mut data = Bytes::new();
+        let (mut data, mut manifest) = (Bytes::new(), false);
         loop {
             let next = handshake.next(&mut input, &mut output).map_err(std::io::Error::other)?;
             let (next, asked) = match next {
                 Next::Find(name) => {
-                    let manifest = name.ends_with("/manifest");
+                    manifest = name.ends_with("/manifest");
                     data = if manifest { self.content.manifest.clone() } else { self.content.data.clone() };
-                    (handshake.found(Some(data.len() as u64), &mut output), true)
+                    let more = if self.does(Fault::AnotherSize) { 512 } else { 0 };
+                    (handshake.found(Some(data.len() as u64 + more), &mut output), true)
                 }
                 next => (next, false),
             };
             stream.write_all(&output).await?;
             output.clear();
             match next {
-                Next::Ready(_, replies) => return self.answer(stream, input, data, replies).await,
+                Next::Ready(_, replies) => return self.answer(stream, input, data, manifest, replies).await,
                 Next::More if asked || stream.read_buf(&mut input).await? > 0 => {}
                 _ => return Ok(()),
             }
         }
     }
 
-    async fn answer<S>(&self, mut stream: S, mut input: BytesMut, data: Bytes, replies: Replies) -> std::io::Result<()>
+    async fn answer<S>(
+        &self,
+        mut stream: S,
+        mut input: BytesMut,
+        data: Bytes,
+        manifest: bool,
+        replies: Replies,
+    ) -> std::io::Result<()>
     where
         S: AsyncReadExt + AsyncWriteExt + Unpin,
     {
@@ -303,7 +314,8 @@ impl Bad {
             let mut part = data[begin..begin + request.length as usize].to_vec();
             match self.fault {
                 _ if !self.wrong.load(Ordering::SeqCst) => {}
-                Fault::WrongBytes => part[request.length as usize / 2] ^= 1,
+                Fault::WrongBytes if !manifest => part[request.length as usize / 2] ^= 1,
+                Fault::WrongManifest if manifest => part[request.length as usize / 2] ^= 1,
                 Fault::Late(time) => sleep(time).await,
                 Fault::ClosesAtRandom if count % 3 == 2 => return Ok(()),
                 _ => {}
@@ -311,7 +323,8 @@ impl Bad {
             if self.does(Fault::Refuses) {
                 replies.error(&mut answer, request.cookie, Errno::Io);
             } else {
-                replies.data(&mut answer, &request);
+                let beyond = if self.does(Fault::AnswersBeyond) { 4096 } else { 0 };
+                replies.data(&mut answer, &Request { offset: request.offset + beyond, ..request });
                 if !self.does(Fault::StallsAfterHeader) {
                     answer.put_slice(&part);
                 }
