@@ -32,6 +32,11 @@ enum Call {
         serving_key: Secret,
         revision: u64,
         children: Vec<String>,
+        #[serde(default)]
+        new: bool,
+    },
+    Close {
+        image: String,
     },
     Drop {
         image: String,
@@ -110,9 +115,10 @@ impl Agent {
     fn call(&self, call: Call, file: Option<File>) -> Result<Value, Refused> {
         match call {
             Call::Serve(spec) => self.runtime.block_on(self.registry.serve(spec, file))?,
-            Call::Admit { image, serving_key, revision, children } => {
-                self.registry.admit(&image, serving_key, revision, children);
+            Call::Admit { image, serving_key, revision, children, new } => {
+                self.registry.admit(&image, serving_key, revision, children, new);
             }
+            Call::Close { image } => self.registry.close(&image),
             Call::Drop { image } => self.registry.drop_image(&image),
             Call::AddMember { path, limit, reserve } => self.registry.pool.add(&path, limit, reserve)?,
             Call::RemoveMember { path } => return Ok(json!({ "removed": self.registry.pool.remove(&path) })),

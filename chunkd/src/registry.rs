@@ -179,10 +179,21 @@ impl Registry {
     }
 
     /// Lets these children read an image, and those whose tickets are newer. The others are cut off.
-    pub fn admit(&self, image: &str, serving: Secret, revision: u64, children: Vec<String>) {
+    ///
+    /// A closed image stays closed unless `new`: an old list that comes late opens nothing.
+    pub fn admit(&self, image: &str, serving: Secret, revision: u64, children: Vec<String>, new: bool) {
         let mut tables = self.tables();
-        let readers = tables.readers.entry(image.to_owned()).or_insert_with(|| Readers::new(serving.0.clone()));
-        readers.hear(serving.0, revision, children);
+        if new && !tables.readers.contains_key(image) {
+            tables.readers.insert(image.to_owned(), Readers::new(serving.0.clone()));
+        }
+        if let Some(readers) = tables.readers.get_mut(image) {
+            readers.hear(serving.0, revision, children);
+        }
+    }
+
+    /// Lets nobody read an image any more, until `admit` opens it anew. Children are cut off.
+    pub fn close(&self, image: &str) {
+        self.tables().readers.remove(image);
     }
 
     /// Ends an image: reads that wait end with an error. What the pool has stays. One that is not there is fine.
@@ -346,5 +357,52 @@ async fn tell(image: String, mut lost: mpsc::UnboundedReceiver<Left>, events: to
             Fault::Lying => "lying",
         };
         let _ = events.send(Event::ParentLost { image: image.clone(), host, why }); // nobody may listen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHILD: &str = "image/one/1";
+
+    fn registry() -> Arc<Registry> {
+        Arc::new(Registry::new(PathBuf::new(), Arc::default()))
+    }
+
+    fn admit(registry: &Registry, revision: u64, child: &str, new: bool) {
+        registry.admit("image", Secret(Key([7; 32])), revision, vec![child.to_owned()], new);
+    }
+
+    #[test]
+    fn a_list_of_children_opens_a_closed_image_only_if_it_is_new() {
+        let registry = registry();
+        admit(&registry, 5, "one", false);
+        assert!(registry.key(CHILD).is_none());
+        admit(&registry, 5, "one", true);
+        assert!(registry.key(CHILD).is_some());
+        admit(&registry, 6, "another", false);
+        assert!(registry.key(CHILD).is_none());
+    }
+
+    #[test]
+    fn a_new_list_that_is_older_than_the_known_one_changes_nothing() {
+        let registry = registry();
+        admit(&registry, 5, "one", true);
+        admit(&registry, 4, "another", true);
+        assert!(registry.key(CHILD).is_some());
+    }
+
+    #[test]
+    fn a_closed_image_cuts_its_children_off_and_is_opened_by_any_new_list() {
+        let registry = registry();
+        admit(&registry, 5, "one", true);
+        let (_, cut) = registry.let_in(CHILD).unwrap();
+        registry.close("image");
+        assert!(cut.is_cancelled() && registry.let_in(CHILD).is_none());
+        admit(&registry, 6, "one", false);
+        assert!(registry.key(CHILD).is_none());
+        admit(&registry, 3, "one", true);
+        assert!(registry.key(CHILD).is_some());
     }
 }

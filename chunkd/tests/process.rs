@@ -109,6 +109,7 @@ impl Chunkd {
         assert_eq!(json!({}), answer);
         self.call(&json!({
             "call": "admit", "image": IMAGE, "serving_key": hex(&serving_key().0.0), "revision": 1, "children": ["one"],
+            "new": true,
         }));
     }
 

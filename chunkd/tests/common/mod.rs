@@ -114,7 +114,8 @@ impl Host {
     /// Names the children, as Volt does by a newer list each time.
     pub fn admit(&self, names: &[&str]) {
         let revision = self.revision.fetch_add(1, Ordering::SeqCst);
-        self.registry.admit(IMAGE, serving_key(), revision, names.iter().map(|&name| name.to_owned()).collect());
+        let names = names.iter().map(|&name| name.to_owned()).collect();
+        self.registry.admit(IMAGE, serving_key(), revision, names, true);
     }
 
     /// How a child of this name reaches this host.
