@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use listenfd::ListenFd;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use tokio::runtime::{self, Runtime};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -65,6 +66,7 @@ impl Sockets {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
+    dump_no_core()?;
     tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter("info").init();
     let sockets = Sockets::of(&options)?;
     let manifests = options.state.join("manifests");
@@ -102,6 +104,13 @@ async fn shrink(pool: Arc<Pool>) {
             Err(error) => tracing::error!(%error, "the pool does not shrink"),
         }
     }
+}
+
+/// Secrets in memory must not get to a disk.
+///
+/// `PR_SET_DUMPABLE` would do more, but it gives /proc/PID to root (proc(5)): the agent could not recognise its own process.
+fn dump_no_core() -> io::Result<()> {
+    Ok(setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?)
 }
 
 /// Listens at a path, in the place of a process that has ended.

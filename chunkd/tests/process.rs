@@ -259,6 +259,14 @@ fn bad_calls_are_answered_by_one_sentence_and_change_nothing() {
 }
 
 #[test]
+fn a_crash_leaves_no_core_with_secrets() {
+    let chunkd = Chunkd::new();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", chunkd.process.id())).unwrap();
+    let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).unwrap();
+    assert_eq!(["0", "0"], core.split_whitespace().take(2).collect::<Vec<_>>()[..]);
+}
+
+#[test]
 fn no_secret_is_on_the_command_line_or_in_the_log() {
     let (origin, host) = (Chunkd::new(), Chunkd::new());
     let content = Content::new(1 << 20);
