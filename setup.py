@@ -11,7 +11,7 @@ SCRIPTS = [str(path.relative_to(OPENNEBULA)) for path in (OPENNEBULA / "remotes"
 
 setup(
     name="virtman",
-    version="0.3.0",
+    version="0.4.0",
     description="On-demand, lazy-boot block layer for homogeneous virtual machines",
     python_requires=">=3.11",
     packages=find_packages(include=[name for package in PACKAGES for name in (package, f"{package}.*")]),
@@ -49,6 +49,7 @@ setup(
             "virtman-opennebula-install = opennebula_tm.installer.cli:main",
             "virtman-nova-patch = openstack_nova_patch.tool.cli:main",
         ],
+        "virtman.drivers.source": ["chunkstore = drivers.chunkstore.source:ChunkSource"],
         "virtman.drivers.attach": ["iscsi = drivers.attach.iscsi:IscsiAttach", "nbd = drivers.attach.nbd:NbdAttach"],
         "virtman.drivers.cache": [
             "bcache = drivers.cache.bcache:BcacheCache",

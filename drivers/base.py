@@ -42,7 +42,8 @@ class Place:
     socket's path has at most 107 bytes (unix(7)). ``host`` is this host's name, ``address`` the IP address at which
     children reach the host; a driver whose children are on this machine needs neither. ``path_policy`` is one of
     ``PATH_POLICIES``. ``group``: the number of a group whose members may use VMs' disks by their QEMU. ``reserve``:
-    bytes that are kept free for what VMs write (drivers/host/space.py).
+    bytes that are kept free for what VMs write (drivers/host/space.py). ``port``: at which children reach the host; 0:
+    one that is free, and kept. ``cache_limit``: the most bytes that a file of the cache gets.
     """
 
     state: Path
@@ -52,6 +53,8 @@ class Place:
     path_policy: str = FAILOVER
     group: int | None = None
     reserve: int | None = None
+    port: int = 0
+    cache_limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,17 @@ class Image:
 
 @dataclass(frozen=True)
 class Parent:
-    """One host to read misses from. ``address``: registered at Volt, e.g. ``unix:///run/virtman/serve``."""
+    """One host to read misses from. ``address``: registered at Volt, e.g. ``nbds://192.0.2.7:10809``.
+
+    ``ticket``: a secret as well, of the assignment with this ``revision`` (volt/edgesecrets.py). A parent with a newer
+    ticket is the same parent.
+    """
 
     host: str
     address: str
     secret: str = field(default="", repr=False)
+    ticket: str = field(default="", repr=False, compare=False)
+    revision: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -144,8 +153,9 @@ class CacheStats:
     file_bytes: int
 
 
-LostParent = Callable[[Image, Parent], None]
-"""Called from a driver's thread when a parent in use was lost and the driver has moved on. It has to return at once.
+LostParent = Callable[[str, str], None]
+"""Called from a driver's thread, with the names of an image and of a host, when a parent in use was lost and the driver
+has moved on. It has to return at once.
 
 Soon after, ``connect`` is to be called, and its device to be published.
 """
@@ -343,11 +353,14 @@ class ImageSource(Protocol):
     def unsettled(self, image: str) -> bool:
         """Whether ``ensure`` with the same parents would read from a better one now. May take seconds."""
 
-    def admit(self, image: str, revision: int, children: Sequence[Child], *, new: bool = False) -> None:
+    def admit(
+        self, image: str, revision: int, children: Sequence[Child], *, serving_key: str = "", new: bool = False
+    ) -> None:
         """Let exactly these children read. Volt's words may arrive in any order: the highest revision counts.
 
         An image without an endpoint stays closed, unless ``new``: then the endpoint is being made, or Volt counts its
-        revisions anew. Does not wait for calls that make or change the source.
+        revisions anew. ``serving_key``: by which children are known that Volt names only later (volt/edgesecrets.py).
+        Does not wait for calls that make or change the source.
         """
 
     def close(self, image: str) -> None:
@@ -377,6 +390,9 @@ class ImageSource(Protocol):
 
     def fill(self, image: Image, ranges: Sequence[Range]) -> None:
         """Have what these ranges hold kept here, read from parents where it is not."""
+
+    def stop(self) -> None:
+        """End what serves no image any more: the host is suspended. The next call brings it back."""
 
     def existing(self) -> frozenset[str]:
         """Names of images with anything of a source on the host."""

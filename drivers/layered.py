@@ -84,7 +84,16 @@ class LayeredSource:
     def unsettled(self, image: str) -> bool:
         return self._attach.unsettled(image) or image in self._half_built
 
-    def admit(self, image: str, revision: int, children: Sequence[Child], *, new: bool = False) -> None:
+    def admit(
+        self,
+        image: str,
+        revision: int,
+        children: Sequence[Child],
+        *,
+        serving_key: str = "",  # noqa: ARG002
+        new: bool = False,
+    ) -> None:
+        """These drivers name each child to their target; they need no ``serving_key``."""
         with self._admitting.hold(image):
             known = self._admitted.get(image)
             later = new if known is None else revision > known or (new and revision == known)
@@ -140,6 +149,9 @@ class LayeredSource:
             for wanted in ranges:
                 for offset in range(wanted.offset, wanted.offset + wanted.length, PIECE):
                     blocks.read(offset, min(PIECE, wanted.offset + wanted.length - offset))
+
+    def stop(self) -> None:
+        """Nothing runs without an image."""
 
     def existing(self) -> frozenset[str]:
         return self._export.existing() | self._attach.existing()

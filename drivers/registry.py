@@ -9,7 +9,7 @@ from drivers.errors import UnknownDriver
 
 
 def load(layer: str, name: str) -> Any:
-    """The driver class called ``name`` of a layer (attach, cache, export, snapshot). Raises UnknownDriver."""
+    """The driver class called ``name`` of a layer: attach, cache, export, snapshot, or source. Raises UnknownDriver."""
     found = {point.name: point for point in entry_points(group=f"virtman.drivers.{layer}")}
     if name not in found:
         raise UnknownDriver(layer, name, found)

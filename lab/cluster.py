@@ -55,7 +55,7 @@ class Cluster(Running):
         self.names = ["origin", *(f"host-{number}" for number in range(1, hosts))]
         self.volt_url = ""
         self._volt_options = list(volt_options)
-        self._agent_options = ["--stack", "userspace", "--accel", accel, *agent_options]
+        self._agent_options = ["--stack", "chunkstore", "--port", "0", "--accel", accel, *agent_options]
         self._libvirts = [libvirt] * hosts if isinstance(libvirt, str) else list(libvirt)
         self._agent: list[str | Path] = [*(agent or [tool("virtman"), "agent"])]
         self._volt_listen = "127.0.0.1:0"

@@ -51,9 +51,9 @@ class Agent:
         self.config = config
         self._locks = prepare(config)
         records = config.state / "records"
-        source, snapshot, cache = _load_drivers(
+        source, snapshot, group, cached = _load_drivers(
             config,
-            lost=lambda image, parent: self.upkeep.places.parent_lost(image.name, parent.host),
+            lost=lambda image, host: self.upkeep.places.parent_lost(image, host),
             died=lambda image: self.upkeep.images.died(image),
             step=step,
         )
@@ -67,10 +67,10 @@ class Agent:
             changed=lambda: self.heartbeat.soon(), released=lambda image: self.upkeep.released(image), step=step,
         )  # fmt: skip
         self.vms = Vms(vms, snapshot, machines, self.stacks, VM_KINDS, step)
-        without = f"the cache driver of this host, {config.cache}, has no volumes; bcache has them"
-        group: CacheGroup | None = getattr(cache, "group", None)
-        cached: DeviceCache | None = getattr(cache, "devices", None)
-        self.devices = Devices(RecordStore(records / "devices", DeviceRecord), cached, without, step)
+        named = config.source or config.cache
+        no_devices = f"devices are not read through {named}; bcache does so"
+        without = f"the cache driver of this host, {named}, has no volumes; chunkstore and bcache have them"
+        self.devices = Devices(RecordStore(records / "devices", DeviceRecord), cached, no_devices, step)
         self.upkeep = Upkeep(self.stacks, self.vms, group, self.devices, config.idle_grace)
         self.heartbeat = Heartbeat(self._tell_volt, self.upkeep.handle)
         self.publishing = Publishing(self.vms, (config.state, config.run), step)
@@ -110,6 +110,7 @@ class Agent:
         self.stacks.suspended = True  # before the records are read: no stack without a record is built any more
         records = self.stacks.records.all()
         raise_all(side_by_side([partial(suspend, self.stacks, record.name) for record in records]))
+        self.stacks.source.stop()
         log.info("all images are suspended: %s", ", ".join(record.name for record in records) or "there are none")
 
     def repair(self) -> models.Repaired:
@@ -139,13 +140,20 @@ def _volt_client(config: AgentConfig) -> VoltClient:
 
 def _load_drivers(
     config: AgentConfig, lost: LostParent, died: Died, step: Step
-) -> tuple[ImageSource, VmDiskDriver, CacheDriver]:
-    """The source of images, the driver of VMs' disks, and the cache driver. Raises ConfigError."""
+) -> tuple[ImageSource, VmDiskDriver, CacheGroup | None, DeviceCache | None]:
+    """The source of images, the driver of VMs' disks; what has volumes and what reads devices, if any does.
+
+    Raises ConfigError.
+    """
     try:
+        snapshot: VmDiskDriver = load("snapshot", config.snapshot)(config.place)
+        if config.source:
+            source: ImageSource = load("source", config.source)(config.place, lost=lost, died=died, step=step)
+            return source, snapshot, getattr(source, "group", None), None
         cache: CacheDriver = load("cache", config.cache)(config.place)
         attach = load("attach", config.attach)(config.place, lost=lost)
         export = load("export", config.export)(config.place, died=died)
-        snapshot: VmDiskDriver = load("snapshot", config.snapshot)(config.place)
     except DriverError as error:
         raise ConfigError(str(error)) from error
-    return LayeredSource(attach, cache, export, step), snapshot, cache
+    layered = LayeredSource(attach, cache, export, step)
+    return layered, snapshot, getattr(cache, "group", None), getattr(cache, "devices", None)

@@ -29,9 +29,8 @@ LIBVIRT_GROUP = "libvirt-qemu"
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """``idle_grace``: seconds that a stack nobody needs is kept. ``address``, ``path_policy``: see ``Place``.
-
-    ``group``: whose members may call the agent, and use the disks of VMs. ``reserve``: see ``Place``.
+    """``idle_grace``: seconds that a stack nobody needs is kept. ``group``: whose members may call the agent, and use
+    the disks of VMs. ``address``, ``port``, ``path_policy``, ``reserve``, ``cache_limit``: see ``Place``.
     """
 
     name: str
@@ -43,11 +42,14 @@ class AgentConfig:
     accel: str = "auto"
     probe_kernel: Path | None = None
     idle_grace: float = 600.0
-    attach: str = "nbd"
-    cache: str = "qcow2"
-    export: str = "nbd"
+    source: str = "chunkstore"
+    attach: str = ""
+    cache: str = ""
+    export: str = ""
     snapshot: str = "qcow2"
     address: str = ""
+    port: int = 0
+    cache_limit: int | None = None
     path_policy: str = FAILOVER
     group: str | None = None
     reserve: int | None = None
@@ -65,11 +67,14 @@ class AgentConfig:
 
     @property
     def drivers(self) -> Drivers:
-        return Drivers(self.attach, self.cache, self.export, self.snapshot)
+        return Drivers(self.attach, self.cache, self.export, self.snapshot, self.source)
 
     @property
     def place(self) -> Place:
-        return Place(self.state, self.run, self.name, self.address, self.path_policy, self.gid, self.reserve)
+        return Place(
+            self.state, self.run, self.name, self.address, self.path_policy, self.gid, self.reserve, self.port,
+            self.cache_limit,
+        )  # fmt: skip
 
     @property
     def socket(self) -> Path:

@@ -21,8 +21,11 @@ def with_assignment(record: ImageRecord, assignment: Assignment, *, confirmed: b
             "size": assignment.size,
             "digest": assignment.digest,
             "slot": assignment.slot,
-            "parents": tuple(Parent(p.host, p.address, p.secret) for p in assignment.parents),
+            "parents": tuple(
+                Parent(p.host, p.address, p.secret, p.ticket, assignment.revision) for p in assignment.parents
+            ),
             "children": tuple(Child(c.host, c.secret) for c in assignment.children),
+            "serving_key": assignment.serving_key,
             "assigned": assignment.revision,
             "revision": assignment.revision if confirmed else record.revision,
         }
@@ -37,7 +40,7 @@ def admit(stacks: Stacks, assignment: Assignment) -> None:
     record = stacks.records.get(assignment.image)
     if record is not None and record.digest == assignment.digest:
         children = [Child(child.host, child.secret) for child in assignment.children]
-        stacks.source.admit(assignment.image, assignment.revision, children)
+        stacks.source.admit(assignment.image, assignment.revision, children, serving_key=assignment.serving_key)
 
 
 def follow(stacks: Stacks, assignment: Assignment) -> None:

@@ -284,7 +284,7 @@ class ImageRecord(Record):
     ``in_place``: what an origin serves that has no copy in its store.
     ``given_up``: this host is to be its origin no more, as was asked for; it is served while VMs of this host read it.
     ``assigned`` is the revision of the parents in the record; ``revision`` the last one of which it is certain that the
-    stack reads from its parents and from no others.
+    stack reads from its parents and from no others. ``serving_key``: see ``ImageSource.admit``.
     """
 
     ready = "attached"
@@ -300,6 +300,7 @@ class ImageRecord(Record):
     revision: int = 0
     parents: tuple[Parent, ...] = ()
     children: tuple[Child, ...] = ()
+    serving_key: str = Field(default="", repr=False)
 
     @property
     def phase(self) -> str:

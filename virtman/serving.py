@@ -39,7 +39,7 @@ def build(stacks: Stacks, record: ImageRecord, *, fresh: bool = False) -> ImageR
 
 def admit_recorded(stacks: Stacks, record: ImageRecord) -> None:
     """Admit the children that the record names."""
-    stacks.source.admit(record.name, record.assigned, record.children, new=True)
+    stacks.source.admit(record.name, record.assigned, record.children, serving_key=record.serving_key, new=True)
 
 
 def _open_content(stacks: Stacks, record: ImageRecord, held: ExitStack) -> tuple[ImageRecord, Path | Opened | None]:

@@ -1,8 +1,8 @@
 """Which drivers an agent uses.
 
-The stack ``kernel`` is for production: the whole data path is in the kernel. ``userspace`` needs no root, no kernel
-modules, and nothing but QEMU. What one of them made the other cannot use: the choice is kept in the state folder, and
-holds for as long as there is a record of an image or a VM.
+The stack ``kernel`` has the whole data path in the kernel. ``chunkstore`` has it in one process, and needs no root and
+no kernel modules. What one of them made the other cannot use: the choice is kept in the state folder, and holds for as
+long as there is a record of an image or a VM.
 """
 
 from __future__ import annotations
@@ -31,21 +31,27 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Drivers:
-    """The name of each layer's driver."""
+    """The name of each layer's driver. A ``source`` is attach, cache and export in one, whose names are empty then."""
 
     attach: str
     cache: str
     export: str
     snapshot: str
+    source: str = ""
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """The layers that have a driver of their own, with its name."""
+        return {layer: name for layer, name in asdict(self).items() if name}
 
     def __str__(self) -> str:
-        names = ", ".join(f"{layer} {name}" for layer, name in asdict(self).items())
+        names = ", ".join(f"{layer} {name}" for layer, name in self.layers.items())
         stack = self.stack
         return f"the {stack} stack ({names})" if stack else f"the drivers {names}"
 
     @property
     def stack(self) -> str | None:
-        """The stack of these four, if they are one."""
+        """The stack of these, if they are one."""
         return next((stack for stack, drivers in STACKS.items() if drivers == self), None)
 
     @property
@@ -53,12 +59,16 @@ class Drivers:
         """How to choose these on the agent's command line."""
         if self.stack:
             return f"--stack {self.stack}"
-        return " ".join(f"--{layer} {name}" for layer, name in asdict(self).items())
+        named = " ".join(f"--{layer} {name}" for layer, name in self.layers.items() if layer != "source")
+        return f"--stack chunkstore {named}" if self.source else named
 
 
 KERNEL = Drivers("iscsi", "bcache", "lio", "dmthin")
+CHUNKSTORE = Drivers("", "", "", "qcow2", "chunkstore")
+STACKS = {"kernel": KERNEL, "chunkstore": CHUNKSTORE}
+
 USERSPACE = Drivers("nbd", "qcow2", "nbd", "qcow2")
-STACKS = {"kernel": KERNEL, "userspace": USERSPACE}
+"""The stack ``userspace`` of 0.3: the chunk store serves its images to its VMs, and does not use its caches."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class DriverReport:
 
 def inspect(drivers: Drivers, machine: Machine, address: str) -> list[DriverReport]:
     """Look for all that the drivers need; ``address`` as in ``Place``."""
-    return [_inspect(layer, name, machine, address) for layer, name in asdict(drivers).items()]
+    return [_inspect(layer, name, machine, address) for layer, name in drivers.layers.items()]
 
 
 def _inspect(layer: str, name: str, machine: Machine, address: str) -> DriverReport:
@@ -103,13 +113,13 @@ def pick(
     """The drivers of ``stack``, which may be ``auto``, and why; ``overrides`` has other ones for some layers.
 
     ``auto`` keeps what the records in ``state`` were made with. Without any it takes the kernel stack if nothing is
-    missing for it, else the userspace stack. Raises ConfigError, HostTrouble if the state cannot be read.
+    missing for it, else the chunk store. Raises ConfigError, HostTrouble if the state cannot be read.
     """
     other = {layer: name for layer, name in overrides.items() if name}
     if stack != AUTO:
-        return replace(STACKS[stack], **other), "as was asked for"
+        return _replaced(STACKS[stack], other), "as was asked for"
     if (made := made_with(state)) and has_records(state):
-        drivers = replace(made, **other)
+        drivers = _replaced(made, other)
         return drivers, "images or VMs of this host were made with them" if drivers == made else "as was asked for"
     return by_machine(other, machine, address)
 
@@ -133,11 +143,21 @@ def choose(
 
 def by_machine(overrides: Mapping[str, str], machine: Machine, address: str) -> tuple[Drivers, str]:
     """The drivers that ``auto`` takes where there are no records, and why."""
-    kernel = replace(KERNEL, **overrides)
+    kernel = _replaced(KERNEL, overrides)
     lacking = missing(kernel, machine, address)
     if not lacking:
         return kernel, "this machine has all that the kernel stack needs"
-    return replace(USERSPACE, **overrides), f"for the kernel stack this machine lacks {', '.join(lacking)}"
+    return _replaced(CHUNKSTORE, overrides), f"for the kernel stack this machine lacks {', '.join(lacking)}"
+
+
+def _replaced(drivers: Drivers, overrides: Mapping[str, str]) -> Drivers:
+    """The drivers with other ones for some layers.
+
+    One for a layer that is in a source takes the source apart: the other layers are those of the kernel stack.
+    """
+    if drivers.source and overrides.keys() & {"attach", "cache", "export"}:
+        drivers = replace(KERNEL, snapshot=drivers.snapshot)
+    return replace(drivers, **overrides)
 
 
 def settle(state: Path, drivers: Drivers) -> None:
@@ -216,11 +236,12 @@ def _check_state(state: Path, drivers: Drivers) -> None:
 def made_with(state: Path) -> Drivers | None:
     """The choice in the state folder. Raises ConfigError if it cannot be read."""
     try:
-        return Drivers(**json.loads(_file(state).read_bytes()))
+        made = Drivers(**json.loads(_file(state).read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"cannot read the choice of drivers in {_file(state)}: {error}") from error
+    return CHUNKSTORE if made == USERSPACE else made
 
 
 def _file(state: Path) -> Path:

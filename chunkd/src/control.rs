@@ -135,7 +135,13 @@ impl Agent {
             Call::Status | Call::Events => {
                 let (held, limit) = self.registry.pool.usage();
                 let images = self.registry.status();
-                return Ok(json!({ "images": images, "held": held, "limit": limit, "address": self.address }));
+                return Ok(json!({
+                    "version": env!("CARGO_PKG_VERSION"),
+                    "images": images,
+                    "held": held,
+                    "limit": limit,
+                    "address": self.address,
+                }));
             }
         }
         Ok(json!({}))

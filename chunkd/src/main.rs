@@ -28,9 +28,9 @@ const SHRINK_EVERY: Duration = Duration::from_secs(2);
 #[derive(Parser)]
 #[command(version)]
 struct Options {
-    /// Folder of what outlives this process.
+    /// Folder of images' manifests.
     #[arg(long)]
-    state: PathBuf,
+    manifests: PathBuf,
     /// Unix socket of the agent.
     #[arg(long)]
     control: PathBuf,
@@ -40,6 +40,9 @@ struct Options {
     /// Where other hosts read.
     #[arg(long)]
     listen: SocketAddr,
+    /// Gets the number of this process, and when it began (proc(5), stat, field 22).
+    #[arg(long)]
+    pid_file: Option<PathBuf>,
 }
 
 /// Where clients come from.
@@ -68,10 +71,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
     dump_no_core()?;
     tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter("info").init();
+    if let Some(path) = &options.pid_file {
+        write_pid(path)?;
+    }
     let sockets = Sockets::of(&options)?;
-    let manifests = options.state.join("manifests");
-    std::fs::create_dir_all(&manifests)?;
-    let registry = Arc::new(Registry::new(manifests, Arc::new(Pool::default())));
+    std::fs::create_dir_all(&options.manifests)?;
+    let registry = Arc::new(Registry::new(options.manifests, Arc::new(Pool::default())));
     let runtime = runtime::Builder::new_multi_thread().enable_all().build()?;
     let address = sockets.hosts.local_addr()?;
     serve(&runtime, sockets.vms, sockets.hosts, &registry)?;
@@ -111,6 +116,16 @@ async fn shrink(pool: Arc<Pool>) {
 /// `PR_SET_DUMPABLE` would do more, but it gives /proc/PID to root (proc(5)): the agent could not recognise its own process.
 fn dump_no_core() -> io::Result<()> {
     Ok(setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?)
+}
+
+/// Writes the pid file in one step: whoever reads it finds all of it.
+fn write_pid(path: &Path) -> io::Result<()> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The name of the program comes second, in brackets, and may hold spaces.
+    let began = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)).unwrap_or_default();
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, format!("{} {began}\n", std::process::id()))?;
+    std::fs::rename(fresh, path)
 }
 
 /// Listens at a path, in the place of a process that has ended.

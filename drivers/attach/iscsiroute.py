@@ -279,7 +279,7 @@ class Route:
             if path.lost is not None and time.monotonic() - path.lost >= self._host.patience:
                 path.lost = None
                 try:
-                    self._host.lost(self.image, parent)
+                    self._host.lost(self.image.name, parent.host)
                 except Exception:  # whatever the agent's side does, the paths have to be watched
                     log.exception("image %s: telling that parent %s is lost failed", self.image.name, parent.host)
 

@@ -548,7 +548,7 @@ class _Route:
 
     def _tell(self, lost: Parent) -> None:
         try:
-            self._lost(self._image, lost)
+            self._lost(self._image.name, lost.host)
         except Exception:  # whatever the agent's side does, the route has to be watched on
             log.exception("image %s: telling that parent %s is lost failed", self._image.name, lost.host)
 

@@ -21,6 +21,7 @@ from drivers.base import (
     DeviceCache,
     ExportDriver,
     Image,
+    ImageSource,
     Opened,
     Parent,
     PathState,
@@ -43,6 +44,7 @@ from drivers.errors import (
 
 BAD_NAMES = ("", "a/b", "..", "a.b", "-a", "x" * 64)
 SECRET = "5e" * 32
+SERVING_KEY = "7e" * 32
 NOWHERE = Device(1 << 20)
 """What no driver can build on: neither a kernel device nor a QEMU block node."""
 
@@ -396,6 +398,127 @@ class ExportContract(TestCase):
             self.assertRaises(BadName, driver.serving, name)
             self.assertRaises(BadName, driver.withdraw, name)
         self.assert_nothing_left(driver)
+
+
+class SourceContract(TestCase):
+    """``parents``: two hosts that serve ``image`` to this host. ``file``: holds the whole image."""
+
+    image: Image
+    file: Path
+    parents: list[Parent]
+
+    def make(self) -> ImageSource:
+        raise NotImplementedError
+
+    def source(self) -> ImageSource:
+        """A source that serves the image."""
+        source = self.make()
+        source.reserve(self.image.name)
+        source.admit(self.image.name, 1, [Child("one", SECRET)], serving_key=SERVING_KEY, new=True)
+        source.ensure(self.image, self.parents)
+        return source
+
+    def assert_served(self, source: ImageSource) -> None:
+        self.assertTrue(source.serving(self.image.name))
+        self.assertEqual({self.image.name}, source.existing())
+
+    def assert_nothing_left(self, source: ImageSource) -> None:
+        self.assertFalse(source.serving(self.image.name))
+        self.assertEqual(frozenset(), source.existing())
+        self.assertEqual([], list(source.paths(self.image.name)))
+
+    def test_an_image_is_reserved_and_served_as_often_as_is_asked_for(self) -> None:
+        source = self.make()
+        for _ in range(2):
+            source.reserve(self.image.name)
+            self.assertFalse(source.serving(self.image.name))
+            self.assertEqual({self.image.name}, source.existing())
+        for fresh in (False, False, True):
+            source.ensure(self.image, self.parents, fresh=fresh)
+            self.assert_served(source)
+            source.reserve(self.image.name)
+            self.assert_served(source)
+
+    def test_the_paths_are_those_to_the_parents_in_their_order_and_follow_them(self) -> None:
+        source = self.source()
+        for parents in (self.parents, self.parents[::-1], self.parents[:1]):
+            source.follow(self.image, parents, sure=True)
+            self.assertEqual(parents, [path.parent for path in source.paths(self.image.name)])
+            self.assert_served(source)
+
+    def test_an_origin_serves_a_file_or_what_is_open_and_has_no_parents(self) -> None:
+        source = self.make()
+        source.ensure_origin(self.image, self.file)
+        self.assert_served(source)
+        self.assertEqual([], list(source.paths(self.image.name)))
+        with self.file.open("rb") as file:
+            for mark in ("one", "one", "two"):
+                source.ensure_origin(self.image, Opened(file.fileno(), mark))
+                self.assert_served(source)
+
+    def test_an_origin_of_another_size_is_refused(self) -> None:
+        source = self.make()
+        self.assertRaises(BadDisk, source.ensure_origin, replace(self.image, size=2 * self.image.size), self.file)
+        self.assertFalse(source.serving(self.image.name))
+
+    def test_own_disks_are_made_on_the_same_data_whatever_is_below(self) -> None:
+        source = self.source()
+        device = source.device(self.image)
+        self.assertEqual(self.image.size, device.size)
+        source.follow(self.image, self.parents[1:], sure=False)
+        self.assertEqual(device, self.make().device(self.image))
+
+    def test_children_can_be_named_before_and_after_there_is_something_to_read(self) -> None:
+        source = self.source()
+        for revision, children in enumerate(([Child("two", SECRET)], []), 2):
+            source.admit(self.image.name, revision, children, serving_key=SERVING_KEY)
+            self.assert_served(source)
+        source.close(self.image.name)
+        source.admit(self.image.name, 1, [Child("one", SECRET)], serving_key=SERVING_KEY, new=True)
+        self.assert_served(source)
+
+    def test_dropping_leaves_what_was_kept_and_nothing_else_and_can_be_repeated(self) -> None:
+        for _ in range(2):
+            source = self.source()
+            for content in (self.image, None):
+                source.drop(self.image.name, content)
+                self.assert_nothing_left(source)
+        kept = source.kept()
+        self.assertLessEqual(kept, {self.image.key})
+        for _ in range(2):
+            self.assertEqual(source.kept_size(self.image.key), source.forget(self.image.key))
+        self.assertEqual(frozenset(), source.kept())
+
+    def test_a_new_source_finds_what_is_served_and_drops_it(self) -> None:
+        self.source()
+        source = self.make()
+        self.assert_served(source)
+        source.ensure(self.image, self.parents)
+        self.assert_served(source)
+        source = self.make()
+        source.drop(self.image.name, self.image)
+        self.assert_nothing_left(source)
+
+    def test_after_a_stop_it_begins_again(self) -> None:
+        source = self.source()
+        source.drop(self.image.name, self.image)
+        source.stop()
+        source.reserve(self.image.name)
+        source.ensure(self.image, self.parents)
+        self.assert_served(source)
+
+    def test_bad_input_is_refused_and_nothing_is_made(self) -> None:
+        source = self.make()
+        self.assertRaises(NoParents, source.ensure, self.image, [])
+        for name in BAD_NAMES:
+            bad = replace(self.image, name=name)
+            self.assertRaises(BadName, source.reserve, name)
+            self.assertRaises(BadName, source.ensure, bad, self.parents)
+            self.assertRaises(BadName, source.ensure_origin, bad, self.file)
+            self.assertRaises(BadName, source.device, bad)
+            self.assertRaises(BadName, source.serving, name)
+            self.assertRaises(BadName, source.drop, name, None)
+        self.assert_nothing_left(source)
 
 
 class VmDiskContract(TestCase):

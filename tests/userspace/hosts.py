@@ -138,10 +138,10 @@ class HostProcess:
 
     def daemons(self) -> dict[int, str]:
         """Processes that serve this host's images: command line by process id."""
-        return {pid: line for pid, line in processes_of(self.run).items() if "qemu-storage-daemon" in line}
+        return {pid: line for pid, line in processes_of(self.run).items() if "virtman-chunkd" in line}
 
     def kill_daemons(self) -> None:
-        """SIGKILL to all storage daemons of this host."""
+        """SIGKILL to the chunk store of this host."""
         for pid in self.daemons():
             os.kill(pid, signal.SIGKILL)
 

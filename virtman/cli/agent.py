@@ -48,6 +48,20 @@ from virtman.cli.output import one_line_errors
     help="Space to keep free for what VMs write, e.g. 20G: caches, images, copies and streams leave it."
     "  [default: 3% of the file system and at least 1G; 10% if that is less]",
 )
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=10809,
+    show_default=True,
+    envvar="VIRTMAN_PORT",
+    help="TCP port at which other hosts read from the chunk store; 0: one that is free, and kept.",
+)
+@click.option(
+    "--cache-limit",
+    type=options.SizeType(),
+    envvar="VIRTMAN_CACHE_LIMIT",
+    help="The most that the chunk store's file takes, e.g. 100G.  [default: half of the file system, at most 256G]",
+)
 @options.libvirt
 @click.option(
     "--accel",
@@ -77,7 +91,7 @@ def run_agent(
     """Run this host's agent in the foreground.
 
     \b
-    Example: virtman agent --volt http://10.0.0.1:8700 --volt-token-file /etc/virtman/token --stack userspace
+    Example: virtman agent --volt http://10.0.0.1:8700 --volt-token-file /etc/virtman/token --stack chunkstore
     """
     import logging
     import socket

@@ -146,7 +146,7 @@ libvirt = click.option(
 )
 stack = click.option(
     "--stack",
-    type=click.Choice(["auto", "kernel", "userspace"]),
+    type=click.Choice(["auto", "kernel", "chunkstore"]),
     default="auto",
     show_default=True,
     envvar="VIRTMAN_STACK",

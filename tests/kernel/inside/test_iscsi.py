@@ -110,8 +110,8 @@ class IscsiCase(TestCase):
         self.attach = self.new_driver(patience)
         self.addCleanup(self.attach.disconnect, self.image.name)
 
-    def _note_lost(self, _image: Image, parent: Parent) -> None:
-        self.lost.append(parent.host)
+    def _note_lost(self, _image: str, parent: str) -> None:
+        self.lost.append(parent)
         self.was_lost.set()
 
     def publish(self) -> None:

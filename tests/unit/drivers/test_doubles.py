@@ -9,6 +9,7 @@ from pathlib import Path
 from testtools import TestCase
 
 from drivers.base import Device, Image, Parent
+from drivers.layered import LayeredSource
 from tests.contracts import drivers as contracts
 from tests.doubles.drivers import (
     ADDRESS,
@@ -20,6 +21,7 @@ from tests.doubles.drivers import (
     Host,
     SnapshotDouble,
     blocks_of,
+    source_over,
 )
 from tests.unit.virtman.scene import folder_for
 
@@ -92,6 +94,17 @@ class ExportDoubleTest(Memory, contracts.ExportContract):
 
     def make(self) -> ExportDouble:
         return ExportDouble(self.host, died=lambda _image: None)
+
+
+class SourceDoubleTest(Memory, contracts.SourceContract):
+    def setUp(self) -> None:
+        super().setUp()
+        self.parents = [Parent(name, ADDRESS) for name in ("h1", "h2")]
+        self.file = folder_for(self) / "content"
+        self.file.write_bytes(bytes(self.image.size))
+
+    def make(self) -> LayeredSource:
+        return source_over(self.host)
 
 
 class VmDiskDoubleTest(Memory, contracts.VmDiskContract, contracts.SnapshotContract):

@@ -363,7 +363,7 @@ class ReconcilerTest(AgentTest):
     def test_a_lost_parent_is_reported_by_its_driver_telling(self) -> None:
         creating.create(self.agent.vms, "vm", "debian", None)
         (path,) = self.agent.stacks.source.paths("debian")
-        self.agent.stacks.source._attach.lost(self.agent.stacks.records.all()[0].image, path.parent)  # type: ignore[attr-defined]
+        self.agent.stacks.source._attach.lost(self.agent.stacks.records.all()[0].name, path.parent.host)  # type: ignore[attr-defined]
         wait_until(lambda: self.volt.reported == [("debian", "other")])
 
 

@@ -1,0 +1,118 @@
+"""The chunk store as an image source: real processes, TCP and TLS between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from drivers.base import Parent, PathState
+from drivers.chunkstore.source import ChunkSource
+from drivers.errors import BadAddress, DriverError, NoParents
+from tests.contracts import drivers as contracts
+from tests.patience import wait_until
+from tests.userspace.drivers.chunkhosts import MIB, ChunkHostCase
+
+ACTIVE = PathState.ACTIVE
+
+
+class ChunkSourceContractTest(ChunkHostCase, contracts.SourceContract):
+    """A host ``h`` without anything, an image, and two hosts that serve it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.image, self.file = self.make_image(MIB)
+        ups = [self.host("a"), self.host("b")]
+        for up in ups:
+            up.serve_file(self.image, self.file, "h")
+        self.parents = [up.as_parent(self.image.name, "h") for up in ups]
+        self.h = self.host("h")
+
+    def make(self) -> ChunkSource:
+        return self.h.restart()
+
+
+class ChunkSourceTest(ChunkHostCase):
+    def test_a_chain_of_hosts_reads_all_of_an_image(self) -> None:
+        image, file = self.make_image()
+        top, middle, leaf = self.host("top"), self.host("middle"), self.host("leaf")
+        top.serve_file(image, file, "middle", "leaf")
+        middle.join(image, [top], "leaf")
+        leaf.join(image, [middle, top])
+        self.assert_same(leaf.uri(image), file)
+        held = image.size  # nothing proves that a chunk of such an image is one of zeros
+        self.assertEqual([held, held], [host.source.held(image).held_bytes for host in (middle, leaf)])
+        wait_until(lambda: leaf.states(image)[0] is ACTIVE)
+
+    def test_a_host_that_is_no_child_reads_nothing_and_one_that_is_named_later_does(self) -> None:
+        image, file = self.make_image(MIB)
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "other")
+        child.join(image, [top])
+        wait_until(lambda: child.lost == [(image.name, "top")])
+        top.admit(image.name, ["child"], revision=2)
+        self.assert_same(child.uri(image), file)
+
+    def test_a_process_that_dies_is_started_again_with_what_it_kept_and_its_images_are_told(self) -> None:
+        image, file = self.make_image()
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        child.join(image, [top])
+        self.assert_same(child.uri(image), file)
+        os.kill(_pid(child.place.run), signal.SIGKILL)
+        wait_until(lambda: child.died == [image.name])
+        self.assertFalse(child.source.serving(image.name))
+        top.remove()
+        child.join(image, [top])
+        self.assert_same(child.uri(image), file)
+
+    def test_one_that_the_agent_before_has_started_goes_on(self) -> None:
+        image, file = self.make_image(MIB)
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        child.join(image, [top])
+        before = _pid(child.place.run)
+        child.restart()
+        self.assertTrue(child.source.serving(image.name))
+        child.join(image, [top])
+        self.assertEqual(before, _pid(child.place.run))
+        self.assert_same(child.uri(image), file)
+
+    def test_a_process_without_an_agent_that_died_is_found_dead(self) -> None:
+        image, file = self.make_image(MIB)
+        top = self.host("top")
+        top.serve_file(image, file)
+        address = top.source.address
+        top.source.shut()
+        os.kill(_pid(top.place.run), signal.SIGKILL)
+        top.source = top.new_source()
+        self.assertFalse(top.source.serving(image.name))
+        top.serve_file(image, file)
+        self.assertEqual(address, top.source.address)
+        self.assert_same(top.uri(image), file)
+
+    def test_what_cannot_be_reached_is_refused(self) -> None:
+        image, _ = self.make_image(MIB)
+        child = self.host("child")
+        for parent, error in (
+            (Parent("old", "unix:///run/virtman/serve", ticket="5e" * 32), BadAddress),
+            (Parent("old", "nbds://127.0.0.1:1"), NoParents),
+            (Parent("odd", "nbds://127.0.0.1:1", ticket="odd"), DriverError),
+        ):
+            self.assertRaises(error, child.source.ensure, image, [parent])
+
+    def test_secrets_are_in_no_command_line_and_the_control_socket_is_the_agents_alone(self) -> None:
+        image, file = self.make_image(MIB)
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        child.join(image, [top])
+        secret = top.as_parent(image.name, "child").ticket
+        said = [path.read_bytes() for path in child.place.run.glob("*.log")]
+        pid = _pid(child.place.run)
+        for text in (*said, *(open(f"/proc/{pid}/{name}", "rb").read() for name in ("cmdline", "environ"))):
+            self.assertNotIn(secret.encode(), text)
+        self.assertEqual(0o600, (child.place.run / "chunkd.sock").stat().st_mode & 0o777)
+
+
+def _pid(run: object) -> int:
+    with open(f"{run}/chunkd.pid") as file:
+        return int(file.read().split()[0])
