@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use openssl::ssl::SslContext;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -103,7 +103,9 @@ async fn serve_host(mut plain: TcpStream, tls: SslContext, registry: Arc<Registr
     };
     handshake.encrypted();
     let Some((exports, cut)) = registry.let_in(&identity) else { return Ok(()) };
-    match in_time(serve::negotiate(&mut stream, &mut handshake, &mut input, &exports)).await? {
+    let agreed = in_time(serve::negotiate(&mut stream, &mut handshake, &mut input, &exports));
+    let Some(agreed) = cut.run_until_cancelled(agreed).await else { return Ok(()) };
+    match agreed? {
         Agreed::Serve(export, replies) => serve::serve(stream, input, export, replies, &cut).await,
         _ => Ok(()),
     }
@@ -129,5 +131,9 @@ impl Exports for Nothing {
 
     fn names(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn news(&self) -> watch::Receiver<()> {
+        watch::Sender::default().subscribe()
     }
 }

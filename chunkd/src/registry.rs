@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{Endpoint, Fault, Left, Parent};
@@ -113,6 +113,8 @@ pub struct Registry {
     notes: Notes,
     pub pool: Arc<Pool>,
     events: tokio::sync::broadcast::Sender<Event>,
+    /// Changes when another image is served.
+    news: watch::Sender<()>,
 }
 
 impl Registry {
@@ -124,6 +126,7 @@ impl Registry {
             notes: Notes { folder: manifests },
             pool,
             events: tokio::sync::broadcast::channel(1024).0,
+            news: watch::Sender::default(),
         }
     }
 
@@ -175,6 +178,7 @@ impl Registry {
         if let Some(old) = tables.images.insert(spec.name.clone(), served) {
             old.image.closed.cancel(); // its clients connect again, and find the new one
         }
+        self.news.send_replace(());
         Ok(image)
     }
 
@@ -297,6 +301,10 @@ impl Exports for Registry {
     fn names(&self) -> Vec<String> {
         self.tables().images.keys().cloned().collect()
     }
+
+    fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
+    }
 }
 
 /// A child may read one image.
@@ -312,6 +320,10 @@ impl Exports for OfChild {
 
     fn names(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn news(&self) -> watch::Receiver<()> {
+        self.registry.news()
     }
 }
 

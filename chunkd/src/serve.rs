@@ -3,17 +3,22 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::image::{Failed, Image};
 use crate::manifest::{CHUNK, to_usize};
 use crate::nbd::server::{Handshake, Next};
 use crate::nbd::{Errno, Extent, MOST_READ, Replies, Request, Violation, command, extent};
+
+/// How long a client waits for an export that is not there: the agent may be about to tell of it.
+const EXPORT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Bytes that one client may wait for. One that asks for more is not heard until it has got some.
 const MOST_AWAITED: u64 = 32 << 20;
@@ -53,6 +58,8 @@ pub enum Ended {
 pub trait Exports: Send + Sync {
     fn find(&self, name: &str) -> Option<Export>;
     fn names(&self) -> Vec<String>;
+    /// Changes when there is another export.
+    fn news(&self) -> watch::Receiver<()>;
 }
 
 /// What a name means: an image, or its manifest.
@@ -101,7 +108,8 @@ impl Export {
 
 /// Greets, or goes on after TLS, until requests may come. Nothing if the client ends it.
 ///
-/// `Handshake::greet` was sent already, and `input` is what came after that.
+/// `Handshake::greet` was sent already, and `input` is what came after that. All waits for exports end `EXPORT_WITHIN` after
+/// the call.
 ///
 /// # Errors
 /// The client hangs up, or does not speak the protocol.
@@ -114,13 +122,14 @@ pub async fn negotiate<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let until = Instant::now() + EXPORT_WITHIN;
     let mut output = BytesMut::new();
     let mut looked = None;
     let mut next = Next::More;
     loop {
         next = match next {
             Next::Find(name) => {
-                looked = exports.find(&name);
+                looked = wait_for(exports, &name, until).await;
                 handshake.found(looked.as_ref().map(Export::size), &mut output)
             }
             Next::List => {
@@ -144,6 +153,17 @@ where
                 return Ok(export.map_or(Agreed::End, |export| Agreed::Serve(export, replies)));
             }
         };
+    }
+}
+
+/// The export of this name, as soon as it is there; none if it is not there in time.
+async fn wait_for(exports: &dyn Exports, name: &str, until: Instant) -> Option<Export> {
+    let mut news = exports.news();
+    loop {
+        if let Some(export) = exports.find(name) {
+            return Some(export);
+        }
+        timeout_at(until, news.changed()).await.ok()?.ok()?;
     }
 }
 
@@ -362,4 +382,112 @@ async fn cache(export: &Export, request: &Request) -> Result<(), Failed> {
         offset += length;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::io::{DuplexStream, duplex};
+
+    use super::*;
+    use crate::nbd::client;
+    use crate::nbd::option;
+    use crate::nbd::server::Security;
+
+    const SIZE: u64 = 512;
+
+    /// One export, from the moment at which somebody serves it.
+    struct Later {
+        image: Mutex<Option<Export>>,
+        news: watch::Sender<()>,
+    }
+
+    impl Later {
+        fn new() -> Self {
+            Self { image: Mutex::default(), news: watch::Sender::default() }
+        }
+
+        fn serve(&self) {
+            let (left, _) = mpsc::unbounded_channel();
+            let image = Image::new("key".to_owned(), SIZE, None, None, Arc::default(), left);
+            *self.image.lock().unwrap() = Some(Export::Image(Arc::new(image)));
+            self.news.send_replace(());
+        }
+    }
+
+    impl Exports for Later {
+        fn find(&self, _name: &str) -> Option<Export> {
+            self.image.lock().unwrap().clone()
+        }
+
+        fn names(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn news(&self) -> watch::Receiver<()> {
+            self.news.subscribe()
+        }
+    }
+
+    async fn server(mut stream: DuplexStream, exports: &dyn Exports) -> Result<Agreed, Ended> {
+        let mut greeting = BytesMut::new();
+        Handshake::greet(&mut greeting);
+        stream.write_all(&greeting).await?;
+        negotiate(&mut stream, &mut Handshake::new(Security::Plain), &mut BytesMut::new(), exports).await
+    }
+
+    /// The size of the export that a client asks for, or why there is none.
+    async fn client(mut stream: DuplexStream) -> Result<u64, Violation> {
+        let mut handshake = client::Handshake::new("key", false);
+        let (mut input, mut output) = (BytesMut::new(), BytesMut::new());
+        loop {
+            if let client::Next::Ready(size) = handshake.next(&mut input, &mut output)? {
+                return Ok(size);
+            }
+            stream.write_all(&output).await.unwrap();
+            output.clear();
+            assert!(stream.read_buf(&mut input).await.unwrap() > 0);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_comes_before_its_export_gets_it() {
+        let (here, there) = duplex(4096);
+        let exports = Later::new();
+        let later = async {
+            tokio::time::sleep(EXPORT_WITHIN / 2).await;
+            exports.serve();
+        };
+        let (served, size, ()) = tokio::join!(server(there, &exports), client(here), later);
+        assert!(matches!(served, Ok(Agreed::Serve(..))));
+        assert_eq!(Ok(SIZE), size);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_export_that_does_not_come_is_refused() {
+        let (here, there) = duplex(4096);
+        let exports = Later::new();
+        let begun = Instant::now();
+        let refused = tokio::select! {
+            refused = client(here) => refused,
+            _ = server(there, &exports) => panic!("the client may ask for another one"),
+        };
+        assert!(matches!(refused, Err(Violation::Refused(_))));
+        assert!(begun.elapsed() >= EXPORT_WITHIN);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_of_exports_waits_for_none() {
+        let (mut here, there) = duplex(4096);
+        let begun = Instant::now();
+        let mut said = BytesMut::from(&[0, 0, 0, 3][..]);
+        for kind in [option::LIST, option::ABORT] {
+            said.extend_from_slice(b"IHAVEOPT");
+            said.extend_from_slice(&[kind.to_be_bytes(), [0; 4]].concat());
+        }
+        here.write_all(&said).await.unwrap();
+        assert!(matches!(server(there, &Later::new()).await, Ok(Agreed::End)));
+        assert_eq!(begun, Instant::now());
+    }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chunkd::manifest::CHUNK;
-use common::{BadParent, Content, Fault, Host};
-use futures_util::future::join_all;
+use common::{BadParent, Client, Content, Fault, Host};
+use futures_util::future::{join, join_all};
 use tokio::time::timeout;
 
 const MIB: u32 = 1 << 20;
@@ -88,6 +88,30 @@ async fn a_child_that_is_named_no_more_is_cut_off() {
     assert!(timeout(Duration::from_millis(300), hosts[1].read(512 << 10, 4096)).await.is_err());
     hosts[0].admit(&["one"]);
     in_time(60, hosts[1].read(512 << 10, 4096)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_come_before_their_image_wait_for_it() {
+    let content = Content::new(MIB);
+    let host = Host::new("origin").await;
+    host.admit(&["one"]);
+    let mut vm = Box::pin(Client::vm(&host, &content.key));
+    let mut child = Box::pin(Client::child(&host, "one", &content.key));
+    assert!(timeout(Duration::from_millis(100), join(&mut vm, &mut child)).await.is_err());
+    host.publish(&content).await;
+    assert_eq!(content.data.slice(..4096), in_time(60, vm).await.unwrap().read(0, 4096).await);
+    assert_eq!(content.data.slice(..4096), in_time(60, child).await.unwrap().read(0, 4096).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_child_that_is_cut_off_waits_for_no_image() {
+    let host = Host::new("origin").await;
+    host.admit(&["one"]);
+    let mut child = Box::pin(Client::child(&host, "one", "key"));
+    assert!(timeout(Duration::from_millis(100), &mut child).await.is_err());
+    host.registry.close(common::IMAGE);
+    let ended = in_time(60, child).await.err().expect("it is cut off");
+    assert!(!ended.to_string().contains("no such image"), "it has waited to the end: {ended}");
 }
 
 /// A host with a bad parent, and a good one after that: all is right. The bad one is left, and `why` is told; with none

@@ -14,7 +14,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use chunkd::listen;
 use chunkd::manifest::{CHUNK, NAME, Name, PAGE, digest, to_usize};
 use chunkd::nbd::server::{Handshake, Next, Security};
-use chunkd::nbd::{Errno, Replies, Request, command};
+use chunkd::nbd::{Errno, Replies, Request, client, command};
 use chunkd::pool::Pool;
 use chunkd::registry::{Event, ImageSpec, ParentSpec, Registry, Secret};
 use chunkd::serve::{Export, Exports};
@@ -22,7 +22,7 @@ use chunkd::tickets::{Claim, ticket};
 use chunkd::tls::{self, Key};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -72,7 +72,7 @@ impl Content {
     }
 }
 
-/// One host: a registry, its pool, and its listener.
+/// One host: a registry, its pool, and its listeners.
 pub struct Host {
     pub name: String,
     pub registry: Arc<Registry>,
@@ -80,7 +80,7 @@ pub struct Host {
     pub folder: TempDir,
     /// Of the next list of children: that of all tickets here is 1.
     revision: AtomicU64,
-    listener: JoinHandle<()>,
+    listeners: [JoinHandle<()>; 2],
 }
 
 impl Host {
@@ -92,8 +92,12 @@ impl Host {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let tls = listen::tls_of(&registry).unwrap();
-        let listener = tokio::spawn(listen::serve_hosts(socket, tls, registry.clone()));
-        Self { name: name.to_owned(), registry, address, folder, revision: AtomicU64::new(1), listener }
+        let vms = UnixListener::bind(folder.path().join("vms")).unwrap();
+        let listeners = [
+            tokio::spawn(listen::serve_hosts(socket, tls, registry.clone())),
+            tokio::spawn(listen::serve_vms(vms, registry.clone())),
+        ];
+        Self { name: name.to_owned(), registry, address, folder, revision: AtomicU64::new(1), listeners }
     }
 
     /// Serves the whole content.
@@ -134,7 +138,7 @@ impl Host {
 
     /// As kill -9 does: all connections end. Its pool and folder stay.
     pub fn die(&self) {
-        self.listener.abort();
+        self.listeners.iter().for_each(JoinHandle::abort);
         self.registry.drop_image(IMAGE);
     }
 }
@@ -170,6 +174,69 @@ pub fn parent(host: &str, address: SocketAddr, child: &str) -> ParentSpec {
         address: address.to_string(),
         identity: format!("{IMAGE}/{child}/1"),
         secret: Secret(ticket(&serving_key().0, child, 1).unwrap()),
+    }
+}
+
+/// A client of an export, after the handshake.
+pub struct Client<S> {
+    stream: S,
+    input: BytesMut,
+}
+
+impl Client<UnixStream> {
+    /// A program of the host.
+    pub async fn vm(host: &Host, export: &str) -> std::io::Result<Self> {
+        let stream = UnixStream::connect(host.folder.path().join("vms")).await?;
+        let mut client = Self { stream, input: BytesMut::new() };
+        client.advance(&mut client::Handshake::new(export, false), BytesMut::new()).await?;
+        Ok(client)
+    }
+}
+
+impl Client<tokio_openssl::SslStream<TcpStream>> {
+    pub async fn child(host: &Host, child: &str, export: &str) -> std::io::Result<Self> {
+        let parent = host.as_parent_of(child);
+        let mut handshake = client::Handshake::new(export, true);
+        let mut plain = Client { stream: TcpStream::connect(host.address).await?, input: BytesMut::new() };
+        plain.advance(&mut handshake, BytesMut::new()).await?;
+        let tls = tls::connect(plain.stream, &parent.identity, &parent.secret.0).await;
+        let mut client = Self { stream: tls.map_err(std::io::Error::other)?, input: plain.input };
+        let mut output = BytesMut::new();
+        handshake.encrypted(&mut output);
+        client.advance(&mut handshake, output).await?;
+        Ok(client)
+    }
+}
+
+impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Client<S> {
+    /// The handshake until TLS, or to its end.
+    async fn advance(&mut self, handshake: &mut client::Handshake, mut output: BytesMut) -> std::io::Result<()> {
+        loop {
+            let next = handshake.next(&mut self.input, &mut output).map_err(std::io::Error::other)?;
+            self.stream.write_all(&output).await?;
+            output.clear();
+            if next != client::Next::More {
+                return Ok(());
+            }
+            self.receive().await?;
+        }
+    }
+
+    async fn receive(&mut self) -> std::io::Result<()> {
+        let read = self.stream.read_buf(&mut self.input).await?;
+        if read == 0 { Err(std::io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+    }
+
+    pub async fn read(&mut self, offset: u64, length: u32) -> Bytes {
+        let mut output = BytesMut::new();
+        Request { flags: 0, kind: command::READ, cookie: 7, offset, length }.put(&mut output);
+        self.stream.write_all(&output).await.unwrap();
+        let header = client::Part::LENGTH + 8;
+        while self.input.len() < header + length as usize {
+            self.receive().await.unwrap();
+        }
+        let _ = self.input.split_to(header);
+        self.input.split_to(length as usize).freeze()
     }
 }
 
