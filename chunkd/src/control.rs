@@ -63,7 +63,10 @@ enum Call {
     Forget {
         key: String,
     },
-    Status,
+    Status {
+        #[serde(default)]
+        image: Option<String>,
+    },
     Events,
 }
 
@@ -132,9 +135,9 @@ impl Agent {
             }
             Call::Held { key, alone } => return Ok(json!({ "bytes": self.registry.held(&key, alone)? })),
             Call::Forget { key } => return Ok(json!({ "bytes": self.registry.forget(&key)? })),
-            Call::Status | Call::Events => {
+            Call::Status { image } => {
                 let (held, limit) = self.registry.pool.usage();
-                let images = self.registry.status();
+                let images = self.registry.status(image.as_deref());
                 return Ok(json!({
                     "version": env!("CARGO_PKG_VERSION"),
                     "images": images,
@@ -143,6 +146,7 @@ impl Agent {
                     "address": self.address,
                 }));
             }
+            Call::Events => {} // see `serve`
         }
         Ok(json!({}))
     }

@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
-use crate::fetch::{Closed, Left, Upstream};
+use crate::fetch::{Closed, Fault, Left, Upstream};
 use crate::manifest::{CHUNK, Manifest, Name, PAGE, chunk_of, to_usize};
 use crate::nbd::{Extent, extent};
 use crate::nowait;
@@ -385,7 +385,7 @@ impl Image {
             let (right, wrong) = self.prove(run, data);
             self.keep(right).await;
             if !wrong.is_empty() {
-                self.parents.blame(&route);
+                route.leave(Fault::Lying);
                 runs.extend(wrong.into_iter().map(|wanted| vec![wanted]));
             }
         }
@@ -449,7 +449,7 @@ async fn fetch_list(manifest: &Manifest, parents: &Upstream) -> Result<(), Close
             Ok(()) => return Ok(()),
             Err(wrong) => {
                 tracing::warn!(%wrong, "from a parent");
-                parents.blame(&route);
+                route.leave(Fault::Lying);
             }
         }
     }
@@ -466,7 +466,7 @@ async fn fetch_page(manifest: &Manifest, parents: &Upstream, page: u32) -> Resul
             Ok(()) => return Ok(()),
             Err(wrong) => {
                 tracing::warn!(%wrong, "from a parent");
-                parents.blame(&route);
+                route.leave(Fault::Lying);
             }
         }
     }

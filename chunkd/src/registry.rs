@@ -13,7 +13,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::fetch::{Endpoint, Fault, Left, Parent};
+use crate::fetch::{Endpoint, Fault, Left, Parent, Use};
 use crate::image::Image;
 use crate::kept::{Kept, Notes};
 use crate::manifest::{LARGEST, Layout, unhex};
@@ -72,7 +72,14 @@ pub struct ImageSpec {
     pub parents: Vec<ParentSpec>,
 }
 
-/// What an image does now. Bytes; `parents`: those that are connected, the one in use first.
+/// How a parent is used now.
+#[derive(Debug, Serialize)]
+pub struct ParentStatus {
+    pub host: String,
+    pub state: Use,
+}
+
+/// What an image does now. Bytes; `parents`: in the order of the agent's list.
 #[derive(Debug, Serialize)]
 pub struct ImageStatus {
     pub name: String,
@@ -82,7 +89,7 @@ pub struct ImageStatus {
     pub hits: u64,
     /// Bytes that were filled behind demand, and that are to be filled.
     pub filled: (u64, u64),
-    pub parents: Vec<String>,
+    pub parents: Vec<ParentStatus>,
 }
 
 /// Something that the agent should hear of.
@@ -271,17 +278,27 @@ impl Registry {
         Ok(self.notes.forget(key, &self.pool)?)
     }
 
-    pub fn status(&self) -> Vec<ImageStatus> {
-        let status = |(name, served): (&String, &Served)| ImageStatus {
-            name: name.clone(),
-            key: served.image.key.clone(),
-            proven: served.image.proven(),
-            fetched: served.image.fetched.load(Ordering::Relaxed),
-            hits: served.image.hits.load(Ordering::Relaxed),
-            filled: served.image.filled(),
-            parents: served.image.parents.hosts(),
+    /// What all images do, or one of them. None if it is not served.
+    pub fn status(&self, image: Option<&str>) -> Vec<ImageStatus> {
+        let images: Vec<(String, Arc<Image>)> = {
+            let tables = self.tables();
+            let asked = tables.images.iter().filter(|(name, _)| image.is_none_or(|image| image == *name));
+            asked.map(|(name, served)| (name.clone(), served.image.clone())).collect()
         };
-        self.tables().images.iter().map(status).collect()
+        images.into_iter().map(|(name, image)| status(name, &image)).collect()
+    }
+}
+
+fn status(name: String, image: &Image) -> ImageStatus {
+    let parents = image.parents.uses().into_iter();
+    ImageStatus {
+        name,
+        key: image.key.clone(),
+        proven: image.proven(),
+        fetched: image.fetched.load(Ordering::Relaxed),
+        hits: image.hits.load(Ordering::Relaxed),
+        filled: image.filled(),
+        parents: parents.map(|(host, state)| ParentStatus { host, state }).collect(),
     }
 }
 

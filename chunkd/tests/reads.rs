@@ -5,6 +5,7 @@ mod common;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use chunkd::fetch::Use;
 use chunkd::manifest::CHUNK;
 use common::{BadParent, Client, Content, Fault, Host};
 use futures_util::future::{join, join_all};
@@ -114,9 +115,17 @@ async fn a_child_that_is_cut_off_waits_for_no_image() {
     assert!(!ended.to_string().contains("no such image"), "it has waited to the end: {ended}");
 }
 
-/// A host with a bad parent, and a good one after that: all is right. The bad one is left, and `why` is told; with none
-/// it is never asked for anything.
-async fn survives(fault: Fault, why: Option<&str>) {
+/// What comes of a parent that does wrong.
+enum Then {
+    /// The agent hears why it is left.
+    Told(&'static str),
+    /// It comes last, as one that starts again.
+    Rests,
+    NeverAsked,
+}
+
+/// A host with a bad parent, and a good one after that: every byte is right.
+async fn survives(fault: Fault, then: Then) {
     let content = Content::new(4 * MIB);
     let origin = Host::new("origin").await;
     origin.publish(&content).await;
@@ -129,11 +138,42 @@ async fn survives(fault: Fault, why: Option<&str>) {
         let data = in_time(60, host.read(offset.into(), MIB)).await;
         assert!(content.data.slice(offset as usize..(offset + MIB) as usize) == data, "wrong bytes, {fault:?}");
     }
-    let Some(why) = why else {
-        assert_eq!(0, bad.asked.load(Ordering::SeqCst));
-        return;
-    };
-    while in_time(60, common::lost(&mut events)).await != ("bad".to_owned(), why) {}
+    match then {
+        Then::Told(why) => while in_time(60, common::lost(&mut events)).await != ("bad".to_owned(), why) {},
+        Then::Rests => assert!(bad.asked.load(Ordering::SeqCst) > 0),
+        Then::NeverAsked => assert_eq!(0, bad.asked.load(Ordering::SeqCst)),
+    }
+}
+
+/// How a host uses its parents, when it does so as `wanted` says.
+async fn uses(host: &Host, wanted: &[(&str, Use)]) {
+    loop {
+        let parents = host.registry.status(Some(common::IMAGE)).remove(0).parents;
+        if parents.iter().map(|parent| (parent.host.as_str(), parent.state)).eq(wanted.iter().copied()) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parent_that_cannot_be_reached_is_told_and_the_next_one_is_active() {
+    let content = Content::new(MIB);
+    let (origin, second, third) = (Host::new("origin").await, Host::new("second").await, Host::new("third").await);
+    for parent in [&origin, &second, &third] {
+        parent.publish(&content).await;
+        parent.admit(&["one"]);
+    }
+    let host = Host::new("one").await;
+    let mut events = host.registry.events();
+    let parents = [&origin, &second, &third].map(|parent| parent.as_parent_of("one"));
+    host.attach(&content, &parents).await;
+    let (lost, active, standby) = (Use::Lost, Use::Active, Use::Standby);
+    in_time(60, uses(&host, &[("origin", active), ("second", standby), ("third", standby)])).await;
+    origin.die();
+    assert_eq!(("origin".to_owned(), "dead"), in_time(60, common::lost(&mut events)).await);
+    in_time(60, uses(&host, &[("origin", lost), ("second", active), ("third", standby)])).await;
+    assert!(host.registry.status(Some("another")).is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,29 +256,29 @@ const FAULTS: [Fault; 12] = [
 ];
 
 macro_rules! faults {
-    ($($name:ident: $fault:expr, $why:expr;)*) => {
+    ($($name:ident: $fault:expr, $then:expr;)*) => {
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                survives($fault, $why).await;
+                survives($fault, $then).await;
             }
         )*
     };
 }
 
 faults! {
-    a_parent_that_lies_reaches_no_reader: Fault::WrongBytes, Some("lying");
-    a_parent_with_a_wrong_manifest_is_left: Fault::WrongManifest, Some("lying");
-    a_parent_that_answers_beyond_the_question_is_left: Fault::AnswersBeyond, Some("dead");
-    a_parent_that_serves_another_size_is_not_read_from: Fault::AnotherSize, None;
-    an_answer_that_is_cut_in_half_is_asked_for_again: Fault::CutsInHalf, Some("dead");
-    a_parent_that_stalls_in_an_answer_is_left: Fault::StallsAfterHeader, Some("hung");
-    a_parent_that_answers_two_seconds_late_is_left: Fault::Late(Duration::from_secs(2)), Some("hung");
-    a_parent_that_closes_at_random_costs_no_error: Fault::ClosesAtRandom, Some("dead");
-    a_parent_that_cannot_read_is_left: Fault::Refuses, Some("dead");
-    a_parent_without_tls_is_not_read_from: Fault::NoTls, None;
-    a_parent_with_another_key_is_not_read_from: Fault::AnotherKey, None;
-    a_parent_that_does_not_greet_is_not_waited_for: Fault::Silent, None;
+    a_parent_that_lies_reaches_no_reader: Fault::WrongBytes, Then::Told("lying");
+    a_parent_with_a_wrong_manifest_is_left: Fault::WrongManifest, Then::Told("lying");
+    a_parent_that_answers_beyond_the_question_comes_last: Fault::AnswersBeyond, Then::Rests;
+    a_parent_that_serves_another_size_is_not_read_from: Fault::AnotherSize, Then::NeverAsked;
+    an_answer_that_is_cut_in_half_is_asked_for_again: Fault::CutsInHalf, Then::Rests;
+    a_parent_that_stalls_in_an_answer_is_left: Fault::StallsAfterHeader, Then::Told("hung");
+    a_parent_that_answers_two_seconds_late_is_left: Fault::Late(Duration::from_secs(2)), Then::Told("hung");
+    a_parent_that_closes_at_random_costs_no_error: Fault::ClosesAtRandom, Then::Rests;
+    a_parent_that_cannot_read_is_left: Fault::Refuses, Then::Told("dead");
+    a_parent_without_tls_is_not_read_from: Fault::NoTls, Then::NeverAsked;
+    a_parent_with_another_key_is_not_read_from: Fault::AnotherKey, Then::NeverAsked;
+    a_parent_that_does_not_greet_is_not_waited_for: Fault::Silent, Then::NeverAsked;
 }
 
 #[tokio::test]
@@ -249,7 +289,7 @@ async fn an_origin_without_its_whole_manifest_is_refused() {
     let mut spec = common::spec(&content, Vec::new());
     spec.mark = Some("1".to_owned());
     assert!(origin.registry.serve(spec, Some(file)).await.unwrap_err().to_string().contains("publish it again"));
-    assert!(origin.registry.status().is_empty());
+    assert!(origin.registry.status(None).is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -258,14 +298,14 @@ async fn what_is_filled_is_read_without_a_parent() {
     let hosts = chain(&content, &["one"]).await;
     let size = u64::from(2 * MIB);
     hosts[1].registry.fill(common::IMAGE, vec![size / 2..u64::MAX, 0..CHUNK]).unwrap();
-    while hosts[1].registry.status()[0].filled != (size / 2 + CHUNK, size / 2 + CHUNK) {
+    while hosts[1].registry.status(None)[0].filled != (size / 2 + CHUNK, size / 2 + CHUNK) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     hosts[0].registry.drop_image(common::IMAGE);
     assert_eq!(content.data.slice(MIB as usize..), in_time(60, hosts[1].read(size / 2, MIB)).await);
     hosts[1].registry.fill(common::IMAGE, vec![CHUNK..2 * CHUNK, 0..size]).unwrap(); // waits, and is replaced
     hosts[1].registry.fill(common::IMAGE, Vec::new()).unwrap();
-    assert_eq!((0, 0), hosts[1].registry.status()[0].filled);
+    assert_eq!((0, 0), hosts[1].registry.status(None)[0].filled);
     assert!(hosts[1].registry.fill("another", Vec::new()).is_err());
 }
 

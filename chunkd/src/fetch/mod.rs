@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
@@ -34,11 +35,6 @@ const SAMPLE: u64 = 64;
 /// Requests that must be answered for each one that is sent twice because it is late.
 const ANSWERS_PER_HEDGE: i64 = 50;
 const MOST_HEDGES: i64 = 10;
-
-/// How long a parent comes last after it failed a request, hung, or sent what it should not.
-const DEAD_REST: Duration = Duration::from_secs(5);
-const HUNG_REST: Duration = Duration::from_secs(60);
-const LYING_REST: Duration = Duration::from_secs(600);
 
 /// The image's stack is being removed.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -65,6 +61,18 @@ pub struct Left {
 pub struct Parent {
     pub host: String,
     pub endpoint: Endpoint,
+}
+
+/// How a parent is used now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Use {
+    /// It is asked first.
+    Active,
+    /// It is connected, or it is not needed now.
+    Standby,
+    /// It cannot be reached, or it comes last because it failed, hung or lied, and the agent was told.
+    Lost,
 }
 
 /// Data, and the route by which it came.
@@ -136,27 +144,16 @@ impl Upstream {
         }
     }
 
-    /// The hosts that are connected, the one to ask first.
+    /// The parents by their hosts, in the order of `follow`, and how each is used.
     #[must_use]
-    pub fn hosts(&self) -> Vec<String> {
-        self.connected().iter().map(|route| route.parent.host.clone()).collect()
-    }
-
-    /// What a parent sent is not what the image holds.
-    pub fn blame(&self, route: &Arc<Route>) {
-        self.leave(route, Fault::Lying);
-    }
-
-    fn leave(&self, route: &Arc<Route>, fault: Fault) {
-        let rest = match fault {
-            Fault::Dead => DEAD_REST,
-            Fault::Hung => HUNG_REST,
-            Fault::Lying => LYING_REST,
+    pub fn uses(&self) -> Vec<(String, Use)> {
+        let active = self.best().map(|(best, _)| best);
+        let state = |route: &Arc<Route>| match &active {
+            _ if route.lost() => Use::Lost,
+            Some(active) if Arc::ptr_eq(active, route) => Use::Active,
+            _ => Use::Standby,
         };
-        if route.rest(rest) {
-            tracing::warn!(host = route.parent.host, ?fault, "a parent is left");
-            let _ = self.left.send(Left { host: route.parent.host.clone(), fault });
-        }
+        self.routes().iter().map(|route| (route.parent.host.clone(), state(route))).collect()
     }
 
     /// The parent to ask; waits until one is connected.
@@ -174,23 +171,34 @@ impl Upstream {
         }
     }
 
-    /// The first parent, or the second if the first is slow. One request in `SAMPLE` goes to the other of the two.
+    /// The best parent. One request in `SAMPLE` goes to the next one.
     fn choose(&self) -> Option<Arc<Route>> {
-        let mut routes = self.connected().into_iter();
-        let (first, second) = (routes.next()?, routes.next());
-        let Some(second) = second.filter(|second| second.rests_until().is_none()) else { return Some(first) };
-        let slow = first.latency() > SLOW && first.latency() > second.latency() * MUCH;
+        let (best, next) = self.best()?;
+        let Some(next) = next else { return Some(best) };
         let sample = self.requests.fetch_add(1, Ordering::Relaxed) % SAMPLE == SAMPLE - 1;
-        Some(if slow == sample { first } else { second })
+        Some(if sample { next } else { best })
     }
 
-    /// The parents that are connected, best first. Connects further ones until there are two.
+    /// The first parent, or the second if the first is slow; and the other of the two, if it does not rest.
+    fn best(&self) -> Option<(Arc<Route>, Option<Arc<Route>>)> {
+        let mut routes = self.connected().into_iter();
+        let first = routes.next()?;
+        let Some(second) = routes.next().filter(|second| second.rests_until().is_none()) else {
+            return Some((first, None));
+        };
+        let slow = first.latency() > SLOW && first.latency() > second.latency() * MUCH;
+        Some(if slow { (second, Some(first)) } else { (first, Some(second)) })
+    }
+
+    /// The parents that are connected, best first. Connects further ones until there are two, and those that rest: so they
+    /// are known to live, or the agent hears that they do not.
     fn connected(&self) -> Vec<Arc<Route>> {
         let mut all = self.routes().clone();
         all.sort_by_cached_key(|route| (route.rests_until(), route.hangs()));
         let (mut routes, mut answering) = (Vec::new(), 0);
         for route in all {
-            route.want([self.connections, 1, 0][answering.min(2)]);
+            let rests = usize::from(route.rests_until().is_some());
+            route.want([self.connections, 1, 0][answering.min(2)].max(rests));
             if route.connected() {
                 answering += usize::from(!route.hangs());
                 routes.push(route);
@@ -209,12 +217,12 @@ impl Upstream {
             tokio::select! {
                 Some((answer, route)) = answers.next() => match answer {
                     Ok(data) => {
-                        self.leave_hung(&asked, &route);
+                        leave_hung(&asked, &route);
                         return Ok(Some((data, route)));
                     }
                     Err(error) => {
                         tracing::debug!(host = route.parent.host, %error, "a request fails");
-                        self.leave(&route, Fault::Dead);
+                        route.fail(&error);
                         if answers.is_empty() {
                             return Ok(None);
                         }
@@ -234,13 +242,6 @@ impl Upstream {
         }
     }
 
-    /// Leaves those of the asked parents that hang, since another one has answered.
-    fn leave_hung(&self, asked: &[Arc<Route>], answered: &Arc<Route>) {
-        for route in asked.iter().filter(|route| !Arc::ptr_eq(route, answered) && route.hangs()) {
-            self.leave(route, Fault::Hung);
-        }
-    }
-
     fn may_hedge(&self) -> bool {
         let pay = |left: i64| (left >= ANSWERS_PER_HEDGE).then(|| left - ANSWERS_PER_HEDGE);
         self.hedges.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_ok()
@@ -248,5 +249,12 @@ impl Upstream {
 
     fn routes(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Route>>> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Leaves those of the asked parents that hang, since another one has answered.
+fn leave_hung(asked: &[Arc<Route>], answered: &Arc<Route>) {
+    for route in asked.iter().filter(|route| !Arc::ptr_eq(route, answered) && route.hangs()) {
+        route.leave(Fault::Hung);
     }
 }

@@ -1,11 +1,11 @@
-//! One parent: its connections, how fast it answers, and whether it comes last.
+//! One parent: its connections, how fast it answers, whether it comes last, and when the agent hears of that.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{Connection, Lost};
@@ -13,6 +13,17 @@ use super::{Fault, HUNG, Left, Parent};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(2);
+
+/// A parent without a connection for so long is lost. One that starts again, or that hears of this child in a moment, is not.
+const UNREACHABLE: Duration = Duration::from_secs(1);
+
+/// A parent that fails requests again within this has not just started again.
+const AGAIN: Duration = Duration::from_secs(30);
+
+/// How long a parent comes last after it failed a request, hung, or sent what it should not.
+const DEAD_REST: Duration = Duration::from_secs(5);
+const HUNG_REST: Duration = Duration::from_secs(60);
+const LYING_REST: Duration = Duration::from_secs(600);
 
 /// A parent is never late before this: a machine that is busy for a moment is no reason to ask twice.
 const LEAST_PATIENCE: Duration = Duration::from_millis(50);
@@ -22,14 +33,22 @@ pub struct Route {
     pub parent: Parent,
     state: Mutex<State>,
     wanted: watch::Sender<usize>,
+    /// Whether it has no connection, and one is wanted.
+    away: watch::Sender<bool>,
     changed: Arc<Notify>,
     closed: CancellationToken,
+    left: mpsc::UnboundedSender<Left>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connections: Vec<Arc<Connection>>,
     rests_until: Option<Instant>,
+    /// Whether the agent has heard why it rests.
+    told: bool,
+    unreachable: bool,
+    /// When its requests last began to fail.
+    failed: Option<Instant>,
     /// The mean time of an answer, and its mean deviation (RFC 6298, section 2).
     mean: Duration,
     deviation: Duration,
@@ -43,9 +62,21 @@ impl Route {
         closed: CancellationToken,
         left: mpsc::UnboundedSender<Left>,
     ) -> Arc<Self> {
-        let route = Arc::new(Self { parent, state: Mutex::default(), wanted: watch::Sender::new(0), changed, closed });
-        tokio::spawn(keep_connected(route.clone(), left));
+        let route = Arc::new(Self::new(parent, changed, closed, left));
+        let kept = route.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = keep_connected(&kept) => {}
+                () = report(&kept) => {}
+                () = kept.closed.cancelled() => {}
+            }
+        });
         route
+    }
+
+    fn new(parent: Parent, changed: Arc<Notify>, closed: CancellationToken, left: mpsc::UnboundedSender<Left>) -> Self {
+        let (wanted, away) = (watch::Sender::new(0), watch::Sender::new(false));
+        Self { parent, state: Mutex::default(), wanted, away, changed, closed, left }
     }
 
     /// How many connections there are to be.
@@ -67,14 +98,51 @@ impl Route {
         self.state().connections.iter().any(|connection| !connection.ended())
     }
 
-    /// Comes last for so long, and gets new connections. Returns whether it did not rest already.
-    pub fn rest(&self, time: Duration) -> bool {
+    /// Comes last for a while, and gets new connections. The agent hears why, once.
+    pub fn leave(&self, fault: Fault) {
+        let rest = match fault {
+            Fault::Dead => DEAD_REST,
+            Fault::Hung => HUNG_REST,
+            Fault::Lying => LYING_REST,
+        };
         let mut state = self.state();
-        let now = Instant::now();
-        let rested = state.rests_until.is_some_and(|until| until > now);
-        state.rests_until = state.rests_until.max(Some(now + time));
+        let known = state.rests() && state.told;
+        state.rests_until = state.rests_until.max(Some(Instant::now() + rest));
+        state.told = true;
         state.connections.drain(..).for_each(|connection| connection.cancel());
-        !rested
+        drop(state);
+        if !known {
+            self.tell(fault);
+        }
+    }
+
+    /// A request failed. The parent comes last for a while. It may be starting again, so the agent hears of that only if the
+    /// parent refuses, or fails again soon.
+    pub fn fail(&self, error: &Lost) {
+        let mut state = self.state();
+        let refuses = matches!(error, Lost::Refused(_));
+        if !refuses && state.rests() {
+            return; // requests fail together
+        }
+        let now = Instant::now();
+        let again = state.failed.replace(now).is_some_and(|before| now - before < AGAIN);
+        if refuses || again {
+            drop(state);
+            return self.leave(Fault::Dead);
+        }
+        (state.rests_until, state.told) = (Some(now + DEAD_REST), false);
+    }
+
+    fn tell(&self, fault: Fault) {
+        tracing::warn!(host = self.parent.host, ?fault, "a parent is left");
+        let _ = self.left.send(Left { host: self.parent.host.clone(), fault });
+    }
+
+    /// Whether the agent has heard that it cannot be read from now.
+    #[must_use]
+    pub fn lost(&self) -> bool {
+        let state = self.state();
+        state.unreachable || state.rests() && state.told
     }
 
     /// Until when it comes last; none if it does not.
@@ -145,37 +213,52 @@ impl Route {
     }
 }
 
-/// Has as many connections as are wanted, until the route is closed.
-async fn keep_connected(route: Arc<Route>, left: mpsc::UnboundedSender<Left>) {
+impl State {
+    fn rests(&self) -> bool {
+        self.rests_until.is_some_and(|until| until > Instant::now())
+    }
+}
+
+/// Has as many connections as are wanted, without an end.
+async fn keep_connected(route: &Route) {
     let mut wanted = route.wanted.subscribe();
     let mut retry = FIRST_RETRY;
-    let closed = route.closed.clone();
-    let work = async {
-        loop {
-            let number = *wanted.borrow_and_update();
-            let live = route.live(number);
-            if live.len() >= number {
-                tokio::select! { () = any_ends(&live) => {}, _ = wanted.changed() => {} }
-                continue;
+    loop {
+        let number = *wanted.borrow_and_update();
+        let live = route.live(number);
+        route.away.send_replace(live.is_empty() && number > 0);
+        if live.len() >= number {
+            tokio::select! { () = any_ends(&live) => {}, _ = wanted.changed() => {} }
+            continue;
+        }
+        match Connection::open(&route.parent.endpoint).await {
+            Ok(connection) => {
+                retry = FIRST_RETRY;
+                route.state().connections.push(Arc::new(connection));
+                route.changed.notify_waiters();
             }
-            match Connection::open(&route.parent.endpoint).await {
-                Ok(connection) => {
-                    retry = FIRST_RETRY;
-                    route.state().connections.push(Arc::new(connection));
-                    route.changed.notify_waiters();
-                }
-                Err(error) => {
-                    tracing::debug!(host = route.parent.host, %error, "a parent cannot be reached");
-                    if live.is_empty() && retry == FIRST_RETRY {
-                        let _ = left.send(Left { host: route.parent.host.clone(), fault: Fault::Dead });
-                    }
-                    sleep(retry).await;
-                    retry = (retry * 2).min(LAST_RETRY);
-                }
+            Err(error) => {
+                tracing::debug!(host = route.parent.host, %error, "a parent cannot be reached");
+                sleep(retry).await;
+                retry = (retry * 2).min(LAST_RETRY);
             }
         }
-    };
-    tokio::select! { () = work => {}, () = closed.cancelled() => {} }
+    }
+}
+
+/// Tells the agent each time that the parent is away for too long, without an end.
+async fn report(route: &Route) {
+    let mut away = route.away.subscribe();
+    loop {
+        let _ = away.wait_for(|&away| away).await;
+        if timeout(UNREACHABLE, away.wait_for(|&away| !away)).await.is_ok() {
+            continue;
+        }
+        route.state().unreachable = true;
+        route.tell(Fault::Dead);
+        let _ = away.wait_for(|&away| !away).await;
+        route.state().unreachable = false;
+    }
 }
 
 /// Resolves when one of the connections has ended; never if there is none.
@@ -186,4 +269,91 @@ async fn any_ends(connections: &[Arc<Connection>]) {
         if ended { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch::Endpoint;
+    use crate::tls::Key;
+
+    /// A route that never connects, and what the agent hears of it.
+    fn route() -> (Route, mpsc::UnboundedReceiver<Left>) {
+        let (left, heard) = mpsc::unbounded_channel();
+        let endpoint = Endpoint {
+            address: String::new(),
+            identity: String::new(),
+            key: Key([0; 32]),
+            export: String::new(),
+            size: 512,
+        };
+        let parent = Parent { host: "parent".to_owned(), endpoint };
+        (Route::new(parent, Arc::default(), CancellationToken::new(), left), heard)
+    }
+
+    fn faults(heard: &mut mpsc::UnboundedReceiver<Left>) -> Vec<Fault> {
+        std::iter::from_fn(|| heard.try_recv().ok()).map(|left| left.fault).collect()
+    }
+
+    /// Is away for so long, and then there again for so long.
+    async fn away(route: &Route, away: Duration, there: Duration) {
+        let act = async {
+            route.away.send_replace(true);
+            sleep(away).await;
+            route.away.send_replace(false);
+            sleep(there).await;
+        };
+        tokio::select! { biased; () = report(route) => {}, () = act => {} }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_parent_is_lost_when_it_is_away_for_a_second() {
+        let (route, mut heard) = route();
+        away(&route, UNREACHABLE * 9 / 10, UNREACHABLE).await;
+        assert!(faults(&mut heard).is_empty());
+        away(&route, UNREACHABLE * 100, Duration::ZERO).await;
+        assert!(route.lost());
+        assert_eq!([Fault::Dead], faults(&mut heard)[..]);
+        away(&route, UNREACHABLE / 2, UNREACHABLE).await;
+        assert!(faults(&mut heard).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_parent_that_starts_again_comes_last_and_is_not_reported() {
+        let (route, mut heard) = route();
+        (0..10).for_each(|_| route.fail(&Lost::Ended));
+        assert!(route.rests_until().is_some() && !route.lost());
+        sleep(DEAD_REST).await;
+        assert!(route.rests_until().is_none() && faults(&mut heard).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_parent_that_fails_again_soon_is_reported() {
+        let (route, mut heard) = route();
+        route.fail(&Lost::Ended);
+        sleep(DEAD_REST).await;
+        route.fail(&Lost::Ended);
+        assert!(route.lost());
+        assert_eq!([Fault::Dead], faults(&mut heard)[..]);
+        sleep(AGAIN).await;
+        route.fail(&Lost::Ended);
+        assert!(faults(&mut heard).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_parent_that_refuses_hangs_or_lies_is_reported_at_once() {
+        let (route, mut heard) = route();
+        route.fail(&Lost::Ended);
+        route.fail(&Lost::Refused(5));
+        route.fail(&Lost::Refused(5));
+        assert!(route.lost());
+        assert_eq!([Fault::Dead], faults(&mut heard)[..]);
+        for fault in [Fault::Hung, Fault::Lying] {
+            sleep(LYING_REST).await;
+            route.fail(&Lost::Ended);
+            route.leave(fault);
+            route.leave(fault);
+            assert_eq!([fault], faults(&mut heard)[..]);
+        }
+    }
 }

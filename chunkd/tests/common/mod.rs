@@ -133,7 +133,7 @@ impl Host {
     }
 
     pub fn fetched(&self) -> u64 {
-        self.registry.status()[0].fetched
+        self.registry.status(None)[0].fetched
     }
 
     /// As kill -9 does: all connections end. Its pool and folder stay.
