@@ -15,6 +15,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{Closed, Fault, Left, Upstream};
+use crate::kept::names;
 use crate::manifest::{CHUNK, Manifest, Name, PAGE, chunk_of, to_usize};
 use crate::nbd::{Extent, extent};
 use crate::nowait;
@@ -84,6 +85,15 @@ pub struct Image {
     /// Bytes that clients got without waiting for a parent or a disk.
     pub hits: AtomicU64,
     filling: Mutex<Filling>,
+    held: Mutex<Option<Held>>,
+}
+
+/// What the pool had of the image when it and the manifest were as these numbers say.
+#[derive(Debug)]
+struct Held {
+    changes: u64,
+    pages: usize,
+    bytes: u64,
 }
 
 /// Chunks whose flights end when this is dropped, whatever ends their fetch.
@@ -138,6 +148,20 @@ impl Image {
             fetched: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             filling: Mutex::default(),
+            held: Mutex::default(),
+        }
+    }
+
+    /// Bytes of the image's chunks in the pool. Cheap if nothing has changed since the last call.
+    pub fn held(&self) -> u64 {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let (changes, pages) = (self.pool.changes(), self.manifest.as_ref().map_or(0, Manifest::known));
+        match &*held {
+            Some(held) if (held.changes, held.pages) == (changes, pages) => held.bytes,
+            _ => {
+                let bytes = self.pool.held(&names(&self.key, self.size, self.manifest.as_ref()));
+                held.insert(Held { changes, pages, bytes }).bytes
+            }
         }
     }
 
@@ -502,4 +526,48 @@ fn copy(chunk: &[u8], at: u64, data: &mut [u8], offset: u64) {
     let (from, to) = (at.max(offset), (at + CHUNK).min(end));
     let length = to_usize(to - from);
     data[to_usize(from - offset)..][..length].copy_from_slice(&chunk[to_usize(from - at)..][..length]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::digest;
+
+    const CHUNKS: u32 = 3;
+
+    fn chunk(number: u32) -> Vec<u8> {
+        number.to_le_bytes().repeat(to_usize(CHUNK) / 4)
+    }
+
+    /// A pool, and an image of `CHUNKS` chunks whose list of pages is known, and its page.
+    fn scene(folder: &std::path::Path) -> (Arc<Pool>, Image, Vec<u8>) {
+        let pool = Arc::new(Pool::default());
+        pool.add(&folder.join("pool"), 4 << 20, 0).unwrap();
+        let page: Vec<u8> = (1..=CHUNKS).flat_map(|number| Name::of_chunk(&chunk(number)).0).collect();
+        let (list, size) = (Name::of_page(&page).0, u64::from(CHUNKS) * CHUNK);
+        let manifest = Manifest::open(&folder.join("manifest"), digest(size, &list), size).unwrap();
+        manifest.put_list(&list, false).unwrap();
+        let (left, _) = mpsc::unbounded_channel();
+        (pool.clone(), Image::new("key".to_owned(), size, None, Some(manifest), pool, left), page)
+    }
+
+    fn keep(pool: &Pool, number: u32) {
+        let name = Name::of_chunk(&chunk(number));
+        pool.keep(&Entry { name, content: name }, &chunk(number)).unwrap();
+    }
+
+    #[test]
+    fn held_follows_the_pool_and_the_names_that_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pool, image, page) = scene(folder.path());
+        keep(&pool, 1); // as another image does
+        assert_eq!((0, 0), (image.held(), image.held()));
+        image.manifest().unwrap().put_page(0, &page).unwrap();
+        assert_eq!(CHUNK, image.held());
+        keep(&pool, 2);
+        keep(&pool, 7); // of another image
+        assert_eq!((2 * CHUNK, 2 * CHUNK), (image.held(), image.held()));
+        pool.forget(&Name::of_chunk(&chunk(1)));
+        assert_eq!(CHUNK, image.held());
+    }
 }

@@ -39,13 +39,16 @@ impl Kept {
 
     /// The names of its chunks, as far as they are known here.
     fn names(&self, folder: &Path) -> io::Result<Vec<Name>> {
-        let chunks = 0..Layout { size: self.size }.chunks();
-        let mut names: Vec<Name> = match self.manifest(folder)? {
-            Some(manifest) => chunks.filter_map(|chunk| manifest.name(chunk)).collect(),
-            None => chunks.map(|chunk| Name::of_place(&self.key, chunk)).collect(),
-        };
-        names.retain(|name| *name != Name::ZEROS);
-        Ok(names)
+        Ok(names(&self.key, self.size, self.manifest(folder)?.as_ref()))
+    }
+}
+
+/// The names of an image's chunks that are not zeros, as far as they are known.
+#[must_use]
+pub fn names(key: &str, size: u64, manifest: Option<&Manifest>) -> Vec<Name> {
+    match manifest {
+        Some(manifest) => manifest.names().into_iter().filter(|name| *name != Name::ZEROS).collect(),
+        None => (0..Layout { size }.chunks()).map(|chunk| Name::of_place(key, chunk)).collect(),
     }
 }
 
@@ -102,8 +105,8 @@ impl Notes {
     /// # Errors
     /// A manifest cannot be read.
     pub fn held(&self, key: &str, pool: &Pool, alone: bool) -> io::Result<u64> {
-        let names = self.names(key, alone)?;
-        Ok(names.iter().filter(|name| pool.find(name).is_some()).count() as u64 * crate::manifest::CHUNK)
+        let names: Vec<Name> = self.names(key, alone)?.into_iter().collect();
+        Ok(pool.held(&names))
     }
 
     /// Removes an image's chunks that no other image has, its manifest and its note. Returns the bytes that are free now.

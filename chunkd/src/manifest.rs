@@ -277,6 +277,24 @@ impl Manifest {
         }
     }
 
+    /// The names of all chunks whose pages are here.
+    #[must_use]
+    pub fn names(&self) -> Vec<Name> {
+        let mut names = Vec::new();
+        for page in (0..self.layout.pages()).filter(|&page| self.has_page(page)) {
+            let (offset, length) = self.layout.page(page);
+            let data = self.read(offset, length).unwrap_or_default();
+            names.extend(data.chunks_exact(NAME).filter_map(|name| name.first_chunk()).map(|&name| Name(name)));
+        }
+        names
+    }
+
+    /// How many pages are known to be here.
+    #[must_use]
+    pub fn known(&self) -> usize {
+        self.checked.iter().filter(|checked| checked.load(Ordering::Acquire)).count() + self.unkept().len()
+    }
+
     /// A range of the manifest as its export shows it, in bytes. Only of pages that are here.
     ///
     /// # Errors
@@ -354,6 +372,10 @@ mod tests {
         assert_eq!(Err(Wrong("page 1".to_owned())), manifest.put_page(1, &pages[0]));
         manifest.put_page(0, &pages[0]).unwrap();
         assert_eq!((Some(Name::ZEROS), None), (manifest.name(7), manifest.name(4096)));
+        assert_eq!(
+            (pages[0].clone(), 1),
+            (manifest.names().iter().flat_map(|name| name.0).collect(), manifest.known())
+        );
         let again = opened(folder.path());
         assert!(again.has_page(0) && !again.has_page(1));
         assert_eq!(manifest.name(8), again.name(8));

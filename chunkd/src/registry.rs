@@ -87,6 +87,8 @@ pub struct ImageStatus {
     pub proven: bool,
     pub fetched: u64,
     pub hits: u64,
+    /// Of its chunks in the pool, which other images may share.
+    pub held: u64,
     /// Bytes that were filled behind demand, and that are to be filled.
     pub filled: (u64, u64),
     pub parents: Vec<ParentStatus>,
@@ -263,7 +265,11 @@ impl Registry {
     /// # Errors
     /// A manifest cannot be read.
     pub fn held(&self, key: &str, alone: bool) -> Result<u64, Refused> {
-        Ok(self.notes.held(key, &self.pool, alone)?)
+        let served = || self.tables().images.values().find(|served| served.image.key == key).map(|it| it.image.clone());
+        match if alone { None } else { served() } {
+            Some(image) => Ok(image.held()),
+            None => Ok(self.notes.held(key, &self.pool, alone)?),
+        }
     }
 
     /// Removes what is kept of an image and of no other. Returns the bytes that are free now.
@@ -297,6 +303,7 @@ fn status(name: String, image: &Image) -> ImageStatus {
         proven: image.proven(),
         fetched: image.fetched.load(Ordering::Relaxed),
         hits: image.hits.load(Ordering::Relaxed),
+        held: image.held(),
         filled: image.filled(),
         parents: parents.map(|(host, state)| ParentStatus { host, state }).collect(),
     }

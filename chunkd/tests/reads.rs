@@ -325,7 +325,7 @@ async fn an_image_that_is_forgotten_leaves_what_another_one_shares() {
     }
     let travels = u64::from(MIB) - 2 * CHUNK;
     assert_eq!(CHUNK, host.fetched()); // of the second one
-    let held = |content: &Content, alone| host.registry.held(&content.key, alone).unwrap();
+    let held = |content: &Content, alone| host.registry.held(&content.key, alone).unwrap(); // one is served, one is not
     while held(&second, false) < travels {
         tokio::time::sleep(Duration::from_millis(5)).await; // a reader has a chunk before the pool has it
     }

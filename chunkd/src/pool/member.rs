@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -65,16 +65,23 @@ pub struct Member {
     reserve: u64,
     held: AtomicU64,
     retired: AtomicBool,
+    /// See `Pool::changes`.
+    changes: Arc<AtomicU64>,
 }
 
 impl Member {
     /// Opens a member of `limit` bytes; a file is made if there is none. A block device is a member only if it says so.
     ///
-    /// Returns the entries of its chunks as well.
+    /// `changes` counts the chunks that go. Returns the entries of its chunks as well.
     ///
     /// # Errors
     /// It cannot be opened, or belongs to somebody else.
-    pub fn open(path: &Path, limit: u64, reserve: u64) -> io::Result<(Self, Vec<(u32, Entry)>)> {
+    pub fn open(
+        path: &Path,
+        limit: u64,
+        reserve: u64,
+        changes: Arc<AtomicU64>,
+    ) -> io::Result<(Self, Vec<(u32, Entry)>)> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let kind = file.metadata()?.file_type();
         let size = if kind.is_block_device() { rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))? } else { limit };
@@ -97,6 +104,7 @@ impl Member {
             reserve,
             held: AtomicU64::new(0),
             retired: AtomicBool::new(false),
+            changes,
         };
         let entries = if known { member.load()? } else { Vec::new() };
         Ok((member, entries))
@@ -267,6 +275,7 @@ impl Member {
         let next = (self.words[slot as usize].load(Ordering::Acquire) / GENERATION + 1).wrapping_mul(GENERATION);
         self.words[slot as usize].store(next, Ordering::SeqCst);
         self.held.fetch_sub(CHUNK, Ordering::Relaxed);
+        self.changes.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Writes a chunk to a slot: a free one, else one that was never used, else that of a chunk which may go.

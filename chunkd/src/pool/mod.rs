@@ -11,14 +11,14 @@ mod tests;
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use index::Index;
 use member::Member;
 pub use member::{Entry, Found};
 
-use crate::manifest::Name;
+use crate::manifest::{CHUNK, Name};
 
 /// Members that a pool can get between two starts.
 const MOST: usize = 255;
@@ -54,6 +54,7 @@ pub struct Pool {
     used: Mutex<usize>,
     index: Index,
     turn: AtomicUsize,
+    changes: Arc<AtomicU64>,
 }
 
 impl Default for Pool {
@@ -64,6 +65,7 @@ impl Default for Pool {
             used: Mutex::new(0),
             index: Index::new(),
             turn: AtomicUsize::new(0),
+            changes: Arc::default(),
         }
     }
 }
@@ -81,19 +83,42 @@ impl Pool {
         }
         let number = u8::try_from(*used + 1).map_err(io::Error::other)?;
         let place = self.members.get(*used).ok_or_else(|| io::Error::other("too many changes; start again"))?;
-        let (member, entries) = Member::open(path, limit, reserve)?;
+        let (member, entries) = Member::open(path, limit, reserve, self.changes.clone())?;
         for (slot, entry) in entries {
             let generation = member.generation(slot).unwrap_or_default();
             self.index.insert(&entry.name, Place { member: number, generation, slot });
         }
         *used += 1;
-        place.set(member).map_err(|_| io::Error::other("a member with this number is there"))
+        place.set(member).map_err(|_| io::Error::other("a member with this number is there"))?;
+        self.changed();
+        Ok(())
     }
 
     /// Uses a member no more. Returns whether it was one.
     pub fn remove(&self, path: &Path) -> bool {
         let found = self.all().find(|(_, member)| member.path == path);
-        found.inspect(|(_, member)| member.retire()).is_some()
+        let removed = found.inspect(|(_, member)| member.retire()).is_some();
+        self.changed();
+        removed
+    }
+
+    fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Another number after each change of what the pool has.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of the chunks of these names that are here, each counted once.
+    #[must_use]
+    pub fn held(&self, names: &[Name]) -> u64 {
+        let mut places: Vec<u64> = names.iter().filter_map(|name| self.find(name)).map(Place::to_word).collect();
+        places.sort_unstable();
+        places.dedup();
+        places.len() as u64 * CHUNK
     }
 
     /// The members in use.
@@ -143,6 +168,7 @@ impl Pool {
                     if let Some(other) = self.index.insert(&entry.name, place) {
                         self.drop_at(other); // two have brought it at the same time
                     }
+                    self.changed();
                     return Some(place);
                 }
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {}

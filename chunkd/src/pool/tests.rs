@@ -107,6 +107,33 @@ fn many_that_keep_the_same_at_once_take_the_space_of_one() {
 }
 
 #[test]
+fn each_change_of_what_is_kept_is_counted() {
+    let scene = Scene::new();
+    let mut before = 0;
+    let mut changed = || std::mem::replace(&mut before, scene.pool.changes()) != scene.pool.changes();
+    assert!(changed()); // a member has come
+    scene.keep(1);
+    assert!(changed());
+    scene.keep(1);
+    scene.find(2);
+    assert!(!changed());
+    scene.pool.forget(&chunk(1).0.name);
+    assert!(changed());
+    scene.pool.remove(&scene.file());
+    assert!(changed());
+}
+
+#[test]
+fn a_chunk_with_two_names_in_a_list_is_held_once() {
+    let scene = Scene::new();
+    for number in 0..3 {
+        scene.keep(number);
+    }
+    let names = [1, 2, 1, 7].map(|number| chunk(number).0.name);
+    assert_eq!(2 * CHUNK, scene.pool.held(&names));
+}
+
+#[test]
 fn after_a_restart_a_chunk_is_believed_once_it_was_checked() {
     let mut scene = Scene::new();
     scene.keep(1);
