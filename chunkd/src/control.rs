@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
+use crate::limits::LimitsSpec;
 use crate::registry::{ImageSpec, Refused, Registry, Secret};
 
 /// Bytes of a call: an image with its parents and children.
@@ -54,6 +55,7 @@ enum Call {
         image: String,
         ranges: Vec<(u64, u64)>,
     },
+    Limits(LimitsSpec),
     Kept,
     Held {
         key: String,
@@ -129,6 +131,7 @@ impl Agent {
                 let _entered = self.runtime.enter();
                 self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect())?;
             }
+            Call::Limits(spec) => self.registry.limits.set(&spec),
             Call::Kept => {
                 let keys = self.registry.kept()?.into_iter().map(|kept| kept.key);
                 return Ok(json!({ "keys": keys.collect::<Vec<_>>() }));
@@ -138,12 +141,10 @@ impl Agent {
             Call::Status { image } => {
                 let (held, limit) = self.registry.pool.usage();
                 let images = self.registry.status(image.as_deref());
+                let limits = self.registry.limits.get();
                 return Ok(json!({
-                    "version": env!("CARGO_PKG_VERSION"),
-                    "images": images,
-                    "held": held,
-                    "limit": limit,
-                    "address": self.address,
+                    "version": env!("CARGO_PKG_VERSION"), "images": images, "held": held, "limit": limit,
+                    "address": self.address, "limits": limits,
                 }));
             }
             Call::Events => {} // see `serve`

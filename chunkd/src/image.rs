@@ -14,8 +14,9 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
-use crate::fetch::{Closed, Fault, Left, Upstream};
+use crate::fetch::{Answer, Closed, Fault, Left, Upstream};
 use crate::kept::names;
+use crate::limits::Limits;
 use crate::manifest::{CHUNK, Manifest, Name, PAGE, chunk_of, to_usize};
 use crate::nbd::{Extent, extent};
 use crate::nowait;
@@ -74,6 +75,7 @@ pub struct Image {
     pub parents: Upstream,
     pub manifest_parents: Upstream,
     pool: Arc<Pool>,
+    limits: Arc<Limits>,
     /// By chunk, in pages: the word of its place, if it was found once.
     places: Box<[OnceLock<Box<[AtomicU64]>>]>,
     flights: Mutex<HashMap<u32, Flight>>,
@@ -129,6 +131,7 @@ impl Image {
         manifest: Option<Manifest>,
         pool: Arc<Pool>,
         left: mpsc::UnboundedSender<Left>,
+        limits: Arc<Limits>,
     ) -> Self {
         let closed = CancellationToken::new();
         let pages = chunk_of(size - 1) / PAGE + 1;
@@ -140,6 +143,7 @@ impl Image {
             parents: Upstream::new(CONNECTIONS, closed.clone(), left.clone()),
             manifest_parents: Upstream::new(1, closed.clone(), left),
             pool,
+            limits,
             places: (0..pages).map(|_| OnceLock::new()).collect(),
             flights: Mutex::default(),
             in_flight: Semaphore::new(IN_FLIGHT),
@@ -328,7 +332,7 @@ impl Image {
             }
             let _one = self.one_page.lock().await;
             if !manifest.has_page(chunk / PAGE) {
-                fetch_page(manifest, &self.manifest_parents, chunk / PAGE).await?;
+                self.fetch_page(manifest, chunk / PAGE).await?;
             }
         }
     }
@@ -341,14 +345,50 @@ impl Image {
         let Some(manifest) = &self.manifest else { return Ok(()) };
         let _one = self.one_page.lock().await;
         if !manifest.has_list() {
-            fetch_list(manifest, &self.manifest_parents).await?;
+            self.fetch_list(manifest).await?;
         }
         for page in manifest.pages_of(offset, length) {
             if !manifest.has_page(page) {
-                fetch_page(manifest, &self.manifest_parents, page).await?;
+                self.fetch_page(manifest, page).await?;
             }
         }
         Ok(())
+    }
+
+    async fn fetch_list(&self, manifest: &Manifest) -> Result<(), Closed> {
+        loop {
+            let (list, route) = self.ask(&self.manifest_parents, 0, manifest.layout.list()).await?;
+            match manifest.put_list(&list, true) {
+                Ok(()) => return Ok(()),
+                Err(wrong) => {
+                    tracing::warn!(%wrong, "from a parent");
+                    route.leave(Fault::Lying);
+                }
+            }
+        }
+    }
+
+    async fn fetch_page(&self, manifest: &Manifest, page: u32) -> Result<(), Closed> {
+        if !manifest.has_list() {
+            self.fetch_list(manifest).await?;
+        }
+        loop {
+            let (offset, length) = manifest.layout.page(page);
+            let (data, route) = self.ask(&self.manifest_parents, offset, length).await?;
+            match manifest.put_page(page, &data) {
+                Ok(()) => return Ok(()),
+                Err(wrong) => {
+                    tracing::warn!(%wrong, "from a parent");
+                    route.leave(Fault::Lying);
+                }
+            }
+        }
+    }
+
+    /// Reads from parents what somebody waits for, as fast as this host may.
+    async fn ask(&self, parents: &Upstream, offset: u64, length: u64) -> Result<Answer, Closed> {
+        self.closed.run_until_cancelled(self.limits.down.demand(length)).await.ok_or(Closed)?;
+        parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await
     }
 
     #[must_use]
@@ -404,7 +444,7 @@ impl Image {
         while let Some(run) = runs.pop_front() {
             let offset = u64::from(run[0].chunk) * CHUNK;
             let length = (run.len() as u64 * CHUNK).min(self.size - offset);
-            let (data, route) = self.parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
+            let (data, route) = self.ask(&self.parents, offset, length).await?;
             self.fetched.fetch_add(length, Ordering::Relaxed);
             let (right, wrong) = self.prove(run, data);
             self.keep(right).await;
@@ -465,37 +505,6 @@ impl Image {
     }
 }
 
-async fn fetch_list(manifest: &Manifest, parents: &Upstream) -> Result<(), Closed> {
-    loop {
-        let length = u32::try_from(manifest.layout.list()).unwrap_or(u32::MAX);
-        let (list, route) = parents.read(0, length).await?;
-        match manifest.put_list(&list, true) {
-            Ok(()) => return Ok(()),
-            Err(wrong) => {
-                tracing::warn!(%wrong, "from a parent");
-                route.leave(Fault::Lying);
-            }
-        }
-    }
-}
-
-async fn fetch_page(manifest: &Manifest, parents: &Upstream, page: u32) -> Result<(), Closed> {
-    if !manifest.has_list() {
-        fetch_list(manifest, parents).await?;
-    }
-    loop {
-        let (offset, length) = manifest.layout.page(page);
-        let (data, route) = parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
-        match manifest.put_page(page, &data) {
-            Ok(()) => return Ok(()),
-            Err(wrong) => {
-                tracing::warn!(%wrong, "from a parent");
-                route.leave(Fault::Lying);
-            }
-        }
-    }
-}
-
 /// Chunks that follow each other, at most JOIN together.
 fn runs(missing: Vec<Wanted>) -> Vec<Vec<Wanted>> {
     let mut runs: Vec<Vec<Wanted>> = Vec::new();
@@ -548,7 +557,7 @@ mod tests {
         let manifest = Manifest::open(&folder.join("manifest"), digest(size, &list), size).unwrap();
         manifest.put_list(&list, false).unwrap();
         let (left, _) = mpsc::unbounded_channel();
-        (pool.clone(), Image::new("key".to_owned(), size, None, Some(manifest), pool, left), page)
+        (pool.clone(), Image::new("key".to_owned(), size, None, Some(manifest), pool, left, Arc::default()), page)
     }
 
     fn keep(pool: &Pool, number: u32) {

@@ -8,11 +8,12 @@ use bytes::BytesMut;
 use openssl::ssl::SslContext;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::alive;
+use crate::limits::Place;
 use crate::nbd::server::{Handshake, Security};
 use crate::registry::Registry;
 use crate::serve::{self, Agreed, Ended, Export, Exports};
@@ -20,9 +21,6 @@ use crate::tls;
 
 /// A host that does not finish the handshakes hangs.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
-
-/// Hosts that are connected at once. The next ones wait in the kernel.
-const MOST_HOSTS: usize = 4096;
 
 /// Serves programs of this host, without an end.
 pub async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
@@ -38,14 +36,16 @@ pub async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
 
 /// Serves other hosts, without an end. `tls`: see `tls_of`.
 pub async fn serve_hosts(listener: TcpListener, tls: SslContext, registry: Arc<Registry>) {
-    let room = Arc::new(Semaphore::new(MOST_HOSTS));
+    let room = &registry.limits.hosts;
     loop {
-        if room.available_permits() == 0 {
-            tracing::warn!(MOST_HOSTS, "all connections are in use: further hosts wait until one ends");
+        if room.is_full() {
+            tracing::warn!("all connections are in use: further hosts wait until one ends");
         }
-        let Ok(place) = room.clone().acquire_owned().await else { return };
-        match listener.accept().await {
+        room.free().await;
+        let accepted = tokio::select! { accepted = listener.accept() => accepted, () = room.full() => continue };
+        match accepted {
             Ok((stream, _)) => {
+                let place = Place::take(registry.limits.clone());
                 let (tls, registry) = (tls.clone(), registry.clone());
                 tokio::spawn(async move {
                     log_end("a host", serve_host(stream, tls, registry)).await;
@@ -83,7 +83,9 @@ async fn serve_vm(mut stream: UnixStream, registry: Arc<Registry>) -> Result<(),
     greet(&mut stream).await?;
     let mut handshake = Handshake::new(Security::Plain);
     match in_time(serve::negotiate(&mut stream, &mut handshake, &mut input, &*registry)).await? {
-        Agreed::Serve(export, replies) => serve::serve(stream, input, export, replies, &CancellationToken::new()).await,
+        Agreed::Serve(export, replies) => {
+            serve::serve(stream, input, export, replies, &CancellationToken::new(), None).await
+        }
         _ => Ok(()),
     }
 }
@@ -106,7 +108,9 @@ async fn serve_host(mut plain: TcpStream, tls: SslContext, registry: Arc<Registr
     let agreed = in_time(serve::negotiate(&mut stream, &mut handshake, &mut input, &exports));
     let Some(agreed) = cut.run_until_cancelled(agreed).await else { return Ok(()) };
     match agreed? {
-        Agreed::Serve(export, replies) => serve::serve(stream, input, export, replies, &cut).await,
+        Agreed::Serve(export, replies) => {
+            serve::serve(stream, input, export, replies, &cut, Some(&registry.limits.up)).await
+        }
         _ => Ok(()),
     }
 }

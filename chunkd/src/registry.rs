@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::fetch::{Endpoint, Fault, Left, Parent, Use};
 use crate::image::Image;
 use crate::kept::{Kept, Notes};
+use crate::limits::Limits;
 use crate::manifest::{LARGEST, Layout, unhex};
 use crate::pool::Pool;
 use crate::serve::{Export, Exports};
@@ -121,6 +122,7 @@ pub struct Registry {
     tables: Mutex<Tables>,
     notes: Notes,
     pub pool: Arc<Pool>,
+    pub limits: Arc<Limits>,
     events: tokio::sync::broadcast::Sender<Event>,
     /// Changes when another image is served.
     news: watch::Sender<()>,
@@ -134,6 +136,7 @@ impl Registry {
             tables: Mutex::default(),
             notes: Notes { folder: manifests },
             pool,
+            limits: Arc::default(),
             events: tokio::sync::broadcast::channel(1024).0,
             news: watch::Sender::default(),
         }
@@ -180,7 +183,8 @@ impl Registry {
             return Err(Refused::Invalid(format!("the manifest of image {} is damaged: publish it again", spec.name)));
         }
         let (left, lost) = mpsc::unbounded_channel();
-        let image = Arc::new(Image::new(spec.key.clone(), spec.size, content, manifest, self.pool.clone(), left));
+        let (pool, limits) = (self.pool.clone(), self.limits.clone());
+        let image = Arc::new(Image::new(spec.key.clone(), spec.size, content, manifest, pool, left, limits));
         tokio::spawn(tell(spec.name.clone(), lost, self.events.clone()));
         let served =
             Served { image: image.clone(), size: spec.size, digest: spec.digest.clone(), mark: spec.mark.clone() };

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::image::{Failed, Image};
+use crate::limits::Bucket;
 use crate::manifest::{CHUNK, to_usize};
 use crate::nbd::server::{Handshake, Next};
 use crate::nbd::{Errno, Extent, MOST_READ, Replies, Request, Violation, command, extent};
@@ -167,7 +168,7 @@ async fn wait_for(exports: &dyn Exports, name: &str, until: Instant) -> Option<E
     }
 }
 
-/// Answers requests until the client says goodbye, the image is dropped, or `cut`.
+/// Answers requests until the client says goodbye, the image is dropped, or `cut`. `up`: what all that is sent is paid from.
 ///
 /// # Errors
 /// Why it ended otherwise.
@@ -177,6 +178,7 @@ pub async fn serve<S>(
     export: Export,
     replies: Replies,
     cut: &CancellationToken,
+    up: Option<&Bucket>,
 ) -> Result<(), Ended>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -185,7 +187,7 @@ where
     let (answers, answered) = mpsc::unbounded_channel();
     let (output, piece) = (BytesMut::new(), Vec::new());
     let mut session =
-        Session { stream, export, replies, input, output, piece, answers, answered, awaited: 0, unread: 0 };
+        Session { stream, export, replies, up, input, output, piece, answers, answered, awaited: 0, unread: 0 };
     tokio::select! {
         ended = session.run() => ended,
         () = closed.cancelled() => Ok(()),
@@ -200,10 +202,11 @@ enum Answer {
     Done,
 }
 
-struct Session<S> {
+struct Session<'a, S> {
     stream: S,
     export: Export,
     replies: Replies,
+    up: Option<&'a Bucket>,
     input: BytesMut,
     output: BytesMut,
     /// What was read of a large answer; no memory before the first one.
@@ -216,7 +219,7 @@ struct Session<S> {
     unread: u64,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     async fn run(&mut self) -> Result<(), Ended> {
         loop {
             while self.awaited < MOST_AWAITED {
@@ -281,6 +284,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
         self.output.resize(begin + request.length as usize, 0);
         if self.export.read_now(request.offset, &mut self.output[begin..]) {
             self.export.hit(request.length as usize);
+            self.pay(before, request.length as usize).await?;
             return Ok(self.flush_if_full().await?);
         }
         self.output.truncate(before);
@@ -293,7 +297,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
         let mut offset = request.offset;
         let end = offset + u64::from(request.length);
         while offset < end {
-            let length = to_usize(end - offset).min(PIECE);
+            let length = to_usize(end - offset).min(PIECE).min(self.most_paid());
             let begins = offset == request.offset;
             let here = self.export.read_now(offset, &mut self.piece[..length]);
             if begins && !here {
@@ -305,6 +309,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
             }
             if here {
                 self.export.hit(length);
+                self.pay(self.output.len(), length).await?;
                 self.flush().await?;
                 self.stream.write_all(&self.piece[..length]).await?;
             } else {
@@ -322,8 +327,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
     }
 
     async fn put(&mut self, data: &[u8]) -> io::Result<()> {
-        self.output.extend_from_slice(data);
+        for part in data.chunks(self.most_paid()) {
+            self.pay(self.output.len(), part.len()).await?;
+            self.output.extend_from_slice(part);
+        }
         self.flush_if_full().await
+    }
+
+    /// The most bytes to pay for at once: a client with a slow answer must see that it comes.
+    fn most_paid(&self) -> usize {
+        if self.up.is_some_and(Bucket::limited) { SMALL } else { usize::MAX }
+    }
+
+    /// Waits until so many bytes may be sent. What was answered before `begin`, in the output, is sent meanwhile.
+    async fn pay(&mut self, begin: usize, bytes: usize) -> io::Result<()> {
+        let Some(up) = self.up.filter(|up| up.limited()) else { return Ok(()) };
+        let answer = self.output.split_off(begin);
+        self.flush().await?;
+        up.demand(bytes as u64).await;
+        self.output.unsplit(answer);
+        Ok(())
     }
 
     async fn flush(&mut self) -> io::Result<()> {
@@ -410,7 +433,7 @@ mod tests {
 
         fn serve(&self) {
             let (left, _) = mpsc::unbounded_channel();
-            let image = Image::new("key".to_owned(), SIZE, None, None, Arc::default(), left);
+            let image = Image::new("key".to_owned(), SIZE, None, None, Arc::default(), left, Arc::default());
             *self.image.lock().unwrap() = Some(Export::Image(Arc::new(image)));
             self.news.send_replace(());
         }

@@ -226,6 +226,7 @@ fn bad_calls_are_answered_by_one_sentence_and_change_nothing() {
         json!({ "call": "fly" }),
         json!({ "call": "serve", "name": IMAGE }),
         json!({ "call": "fill", "image": "another", "ranges": [] }),
+        json!({ "call": "limits", "up": 0 }),
         json!({ "call": "add-member", "path": "/proc/version", "limit": 1 << 30 }),
         {
             let mut spec = Chunkd::spec(&content);
@@ -256,6 +257,19 @@ fn bad_calls_are_answered_by_one_sentence_and_change_nothing() {
     }
     assert_eq!(json!([]), chunkd.call(&json!({ "call": "status" }))["images"]);
     assert_eq!(json!({ "keys": [] }), chunkd.call(&json!({ "call": "kept" })));
+}
+
+#[test]
+fn limits_are_shown_and_each_call_tells_all_of_them() {
+    let chunkd = Chunkd::new();
+    for (told, shown) in [
+        (json!({ "call": "limits", "up": 1000, "connections": 7 }), json!([1000, null, 7])),
+        (json!({ "call": "limits", "down": 10 }), json!([null, 10, 4096])),
+    ] {
+        chunkd.call(&told);
+        let limits = &chunkd.call(&json!({ "call": "status" }))["limits"];
+        assert_eq!(shown, json!([limits["up"], limits["down"], limits["connections"]]));
+    }
 }
 
 #[test]

@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chunkd::fetch::Use;
-use chunkd::manifest::CHUNK;
+use chunkd::limits::LimitsSpec;
+use chunkd::manifest::{CHUNK, to_usize};
 use common::{BadParent, Client, Content, Fault, Host};
 use futures_util::future::{join, join_all};
 use tokio::time::timeout;
@@ -113,6 +115,55 @@ async fn a_child_that_is_cut_off_waits_for_no_image() {
     host.registry.close(common::IMAGE);
     let ended = in_time(60, child).await.err().expect("it is cut off");
     assert!(!ended.to_string().contains("no such image"), "it has waited to the end: {ended}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_of_other_hosts_wait_for_the_limits_and_those_of_programs_do_not() {
+    let content = Content::new(MIB);
+    let hosts = chain(&content, &["one"]).await;
+    let slow = NonZeroU64::new(1);
+    let none = LimitsSpec::default();
+    for (host, spec) in [(0, LimitsSpec { up: slow, ..none }), (1, LimitsSpec { down: slow, ..none })] {
+        hosts[host].registry.limits.set(&spec);
+        let offset = u64::from(MIB) / 2 * host as u64;
+        let mut read = Box::pin(hosts[1].read(offset, 512 << 10));
+        assert!(timeout(Duration::from_millis(100), &mut read).await.is_err());
+        let mut vm = in_time(60, Client::vm(&hosts[0], &content.key)).await.unwrap();
+        assert_eq!(content.data, in_time(60, vm.read(0, MIB)).await);
+        hosts[host].registry.limits.set(&none);
+        assert_eq!(512 << 10, in_time(60, read).await.len());
+    }
+    assert_eq!(content.data, in_time(60, hosts[1].read(0, MIB)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_answers_come_whole() {
+    let content = Content::new(MIB);
+    let hosts = chain(&content, &[]).await;
+    hosts[0].admit(&["one"]);
+    let up = NonZeroU64::new(16 << 20);
+    hosts[0].registry.limits.set(&LimitsSpec { up, ..LimitsSpec::default() });
+    let mut child = in_time(60, Client::child(&hosts[0], "one", &content.key)).await.unwrap();
+    let asked = [(0, 512), (512, 64 << 10), (7, 4096), (4096, 100_000), (0, MIB), (9, 1)];
+    child.ask(&asked).await;
+    for _ in asked {
+        let (offset, data) = in_time(60, child.answer()).await;
+        assert!(content.data[to_usize(offset)..].starts_with(&data));
+        assert!(asked.contains(&(offset, u32::try_from(data.len()).unwrap())));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_too_many_waits_until_another_one_ends() {
+    let content = Content::new(MIB);
+    let hosts = chain(&content, &[]).await;
+    hosts[0].admit(&["one", "two"]);
+    hosts[0].registry.limits.set(&LimitsSpec { connections: Some(1), ..LimitsSpec::default() });
+    let first = in_time(60, Client::child(&hosts[0], "one", &content.key)).await.unwrap();
+    let mut second = Box::pin(Client::child(&hosts[0], "two", &content.key));
+    assert!(timeout(Duration::from_millis(100), &mut second).await.is_err());
+    drop(first);
+    in_time(60, second).await.unwrap();
 }
 
 /// What comes of a parent that does wrong.

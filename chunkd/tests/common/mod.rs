@@ -228,15 +228,31 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Client<S> {
     }
 
     pub async fn read(&mut self, offset: u64, length: u32) -> Bytes {
+        self.ask(&[(offset, length)]).await;
+        self.answer().await.1
+    }
+
+    /// Asks for ranges at once.
+    pub async fn ask(&mut self, ranges: &[(u64, u32)]) {
         let mut output = BytesMut::new();
-        Request { flags: 0, kind: command::READ, cookie: 7, offset, length }.put(&mut output);
+        for &(offset, length) in ranges {
+            Request { flags: 0, kind: command::READ, cookie: offset, offset, length }.put(&mut output);
+        }
         self.stream.write_all(&output).await.unwrap();
-        let header = client::Part::LENGTH + 8;
-        while self.input.len() < header + length as usize {
+    }
+
+    /// The next answer: where its range begins, and the data.
+    pub async fn answer(&mut self) -> (u64, Bytes) {
+        let part = loop {
+            if let Some(part) = client::Part::take(&mut self.input).unwrap() {
+                break part;
+            }
+            self.receive().await.unwrap();
+        };
+        while self.input.len() < part.length as usize {
             self.receive().await.unwrap();
         }
-        let _ = self.input.split_to(header);
-        self.input.split_to(length as usize).freeze()
+        (part.cookie, self.input.split_to(part.length as usize).split_off(8).freeze())
     }
 }
 
