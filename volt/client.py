@@ -55,20 +55,24 @@ __all__ = [
 ]
 
 
+TIMEOUT = 5.0
+"""Seconds for each wait for the network, of clients that are made without a timeout of their own."""
+
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 class VoltClient:
-    """Volt at ``url``; ``timeout`` in seconds bounds each wait for the network.
+    """Volt at ``url``; ``timeout`` in seconds bounds each wait for the network; ``TIMEOUT`` by default.
 
     ``agent``: the id of the agent whose calls these are, 32 hexadecimal digits. All calls for a host raise HostTaken
     while another agent has the host's name.
     """
 
-    def __init__(self, url: str, token_file: Path | None = None, timeout: float = 5.0, agent: str = "") -> None:
+    def __init__(self, url: str, token_file: Path | None = None, timeout: float | None = None, agent: str = "") -> None:
         """Read the token file; nothing is sent yet. Raises VoltError."""
         self._url = url
+        timeout = TIMEOUT if timeout is None else timeout
         headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
         if agent:
             headers[AGENT_HEADER] = agent

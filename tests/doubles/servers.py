@@ -6,6 +6,7 @@ import socket
 import threading
 from pathlib import Path
 from typing import cast
+from unittest import mock
 
 from flask import Flask
 from testtools import TestCase
@@ -13,7 +14,9 @@ from werkzeug.serving import make_server
 
 from tests.doubles.contract import Contract
 from tests.doubles.volt import Calls, VoltDouble
+from tests.patience import PATIENCE
 from virtman.server import listen
+from volt import client
 from volt.api import create_app
 from volt.coordinator import Coordinator
 from volt.metrics import Metrics
@@ -34,7 +37,11 @@ def serve_volt(test: TestCase, volt: VoltDouble) -> str:
 
 
 def serve_app(test: TestCase, app: Flask) -> str:
-    """Serve Volt's API, a double's or the real one. Returns its URL."""
+    """Serve Volt's API, a double's or the real one. Returns its URL.
+
+    Clients that are made from now on wait for it as long as tests wait for anything: a busy machine is no failure.
+    """
+    test.enterContext(mock.patch.object(client, "TIMEOUT", PATIENCE))
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, name="volt double")
     test.addCleanup(server.server_close)
