@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.errors import DriverError
-from drivers.host.command import run
+from drivers.host.command import beside_python, run
 
 _DEBIAN_PYTHON = "/usr/lib/python3/dist-packages"
 _OTHER_KERNEL = "boot a kernel that has the missing modules, such as Debian's"
@@ -26,10 +26,11 @@ _SBIN = ("/usr/sbin", "/sbin")
 
 @dataclass(frozen=True)
 class Tool:
-    """A program, and Debian's package that has it."""
+    """A program, and Debian's package that has it; for one without a package, ``remedy`` says what to do."""
 
     name: str
-    package: str
+    package: str | None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ MOUNT = Tool("mount", "mount")
 UDEVADM = Tool("udevadm", "udev")
 QEMU_IMG = Tool("qemu-img", "qemu-utils")
 QEMU_STORAGE_DAEMON = Tool("qemu-storage-daemon", "qemu-system-common")
+VIRTMAN_CHUNKD = Tool(
+    "virtman-chunkd", None, "for virtman-chunkd install Rust 1.85 or newer, then VirtMan again: docs/operations.md"
+)
 
 DEVICE_MAPPER = Node(Path("/dev/mapper/control"), "dm_mod")
 LOOP = Node(Path("/dev/loop-control"), "loop")
@@ -110,7 +114,7 @@ class Machine:
         return _DEBIAN_PYTHON in sys.path
 
     def has_tool(self, name: str) -> bool:
-        return _which(name) is not None
+        return bool(beside_python(name) or _which(name))
 
     def has_library(self, module: str) -> bool:
         return importlib.util.find_spec(module) is not None
@@ -188,7 +192,7 @@ def _findings(needs: Needs, machine: Machine, address: str) -> Iterator[Finding]
     if needs.root:
         yield Finding("root", machine.root, remedy="run as root")
     for tool in needs.tools:
-        yield Finding(tool.name, machine.has_tool(tool.name), package=tool.package)
+        yield Finding(tool.name, machine.has_tool(tool.name), package=tool.package, remedy=tool.remedy)
     for library in needs.libraries:
         yield _library(library, machine)
     for module in needs.modules:

@@ -1,1 +1,1 @@
-"""The chunk store: one process of a host keeps, verifies and serves the chunks of all images (docs/chunkstore.md)."""
+"""The chunk store: the process that keeps, verifies and serves the chunks of images."""

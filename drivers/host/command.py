@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ def tool(name: str) -> str:
     if path is None:
         raise ToolMissing(name)
     return path
+
+
+def beside_python(name: str) -> str | None:
+    """The absolute path of a program that was installed with the packages of this Python, if it was."""
+    return shutil.which(name, path=sysconfig.get_path("scripts"))
 
 
 def run(
