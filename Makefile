@@ -50,5 +50,5 @@ bootstrap:
 	@lab/bootstrap
 
 clean:
-	rm -rf build .venv .tox .coverage .coverage.* *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build chunkd/target .venv .tox .coverage .coverage.* *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

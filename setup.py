@@ -1,13 +1,29 @@
 """Packaging of VirtMan: the agent (virtman), the coordinator (volt), the drivers, OpenNebula's, a patch for Nova."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools_rust import RustBin
 
 PACKAGES = ("virtman", "volt", "drivers", "opennebula_tm", "openstack_nova_patch")
 OPENNEBULA = Path("opennebula_tm")
 SCRIPTS = [str(path.relative_to(OPENNEBULA)) for path in (OPENNEBULA / "remotes").rglob("*") if path.is_file()]
 """What the installer copies into OpenNebula. Whether a package keeps that a script can be executed does not matter."""
+
+CHUNKD = Path("chunkd/Cargo.toml")
+
+RUST = [
+    RustBin(
+        "virtman-chunkd",
+        str(CHUNKD),
+        args=["--target-dir", "build/chunkd"],  # that of lab/bootstrap
+        cargo_manifest_args=["--locked"],
+        rust_version=">=1.85",  # rust-version in Cargo.toml
+        debug=False,  # not even in an editable install
+    )
+]
+"""The chunk store. Without Rust or its sources, all but this program is installed."""
 
 setup(
     name="virtman",
@@ -20,6 +36,7 @@ setup(
         "opennebula_tm": ["driver/*.sh", *SCRIPTS],
         "openstack_nova_patch": ["series/*/*"],
     },
+    rust_extensions=RUST if CHUNKD.exists() and shutil.which("cargo") else [],
     install_requires=[
         "alembic>=1.13",
         "click>=8.1",

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.cluster import proven_accel
+from lab.cluster import proven_accel, tool
 from lab.errors import LabError, Leftovers
 from lab.kernel.machine import Machine, Site, make_key, make_share
 from lab.kernel.root import root
@@ -42,7 +42,9 @@ class KernelCluster(Running):
         self._sockets = Path(tempfile.mkdtemp(prefix="kl-", dir="/tmp"))
         make_key(self._sockets / "key")
         share = self._folder / "share.tar"
-        make_share(share, self._folder, CHECKOUT, [CHECKOUT / "deploy", *self._shared], made.python)
+        # Compiled here: what Debian 12's libraries are enough for runs on Debian 13 as well.
+        further = [tool("virtman-chunkd"), CHECKOUT / "deploy", *self._shared]
+        make_share(share, self._folder, CHECKOUT, further, made.python)
         accel = proven_accel(made.kernel)
         site = Site(made, share, accel, self._sockets, self._sockets / "key", free_group_port())
         for number, name in enumerate(self._names, start=1):

@@ -258,20 +258,23 @@ Python = Callable[[Path], list[str]]
 """What begins a command of the guests' Python that runs on this machine, in the folder: Root.python."""
 
 
-def make_share(share: Path, work: Path, wheel_of: Path, folders: Sequence[Path], python: Python) -> None:
-    """A tar of the project's wheel and of ``folders``, as long as a disk has to be."""
+def make_share(share: Path, work: Path, wheel_of: Path, further: Sequence[Path], python: Python) -> None:
+    """A tar of the project's wheel and of ``further`` files and folders, as long as a disk has to be."""
     wheels = work / "share"
     shutil.rmtree(wheels, ignore_errors=True)
     wheels.mkdir(parents=True)
     build_wheel(wheel_of, wheels, python)
-    names = [word for folder in folders for word in ("-C", folder.parent, folder.name)]
+    names = [word for one in further for word in ("-C", one.parent, one.name)]
     run(["tar", "--exclude=__pycache__", "-c", "-f", share, "-C", wheels, ".", *names])
     with share.open("ab") as file:
         file.truncate(-(-file.tell() // 1048576) * 1048576)
 
 
 def build_wheel(project: Path, target: Path, python: Python) -> None:
-    """The project's wheel, from a copy of its sources: building leaves files beside them."""
+    """The project's wheel, from a copy of its sources: building leaves files beside them.
+
+    Without those of the chunk store, which would be compiled for each wheel.
+    """
     copy = target / "sources"
     copy.mkdir()
     for name in ("virtman", "volt", "drivers"):
