@@ -32,12 +32,11 @@ from drivers.base import (
 from drivers.chunkstore.control import StoreDown
 from drivers.chunkstore.pool import ChunkPool
 from drivers.chunkstore.process import VMS, Process
-from drivers.chunkstore.program import CHUNKD
+from drivers.needs import VIRTMAN_CHUNKD, Needs
 from drivers.door import door
 from drivers.errors import BadAddress, BadDisk, DriverError, NoParents
 from drivers.host.watch import Watch
 from drivers.names import checked
-from drivers.needs import Needs
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ _SCHEME = "nbds://"
 class ChunkSource:
     """Its calls: see ``ImageSource``."""
 
-    needs = Needs(tools=(CHUNKD,))
+    needs = Needs(tools=(VIRTMAN_CHUNKD,))
 
     def __init__(
         self, place: Place, *, lost: LostParent, died: Died, step: Callable[[str], None] = lambda _step: None

@@ -80,7 +80,7 @@ class ChunkHostCase(testtools.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        require(self, "virtman-chunkd", "qemu-img")
+        require(self, "qemu-img", "nbdinfo")
         self.root = folder_for(self)
         self.key = secrets.token_bytes(32)
 
