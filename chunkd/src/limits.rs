@@ -32,6 +32,8 @@ pub struct Limits {
     pub up: Bucket,
     pub down: Bucket,
     pub hosts: Room,
+    /// Reads of this host that wait for parents.
+    pub reads: Count,
 }
 
 impl Limits {
@@ -146,6 +148,11 @@ impl Count {
     pub fn enter(&self) -> Counted<'_> {
         self.0.send_modify(|count| *count += 1);
         Counted(self)
+    }
+
+    #[must_use]
+    pub fn any(&self) -> bool {
+        *self.0.borrow() > 0
     }
 
     pub async fn none(&self) {

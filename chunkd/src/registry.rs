@@ -92,6 +92,8 @@ pub struct ImageStatus {
     pub held: u64,
     /// Bytes that were filled behind demand, and that are to be filled.
     pub filled: (u64, u64),
+    /// Whether that goes on.
+    pub filling: bool,
     pub parents: Vec<ParentStatus>,
 }
 
@@ -301,6 +303,7 @@ impl Registry {
 
 fn status(name: String, image: &Image) -> ImageStatus {
     let parents = image.parents.uses().into_iter();
+    let (done, of, filling) = image.filled();
     ImageStatus {
         name,
         key: image.key.clone(),
@@ -308,7 +311,8 @@ fn status(name: String, image: &Image) -> ImageStatus {
         fetched: image.fetched.load(Ordering::Relaxed),
         hits: image.hits.load(Ordering::Relaxed),
         held: image.held(),
-        filled: image.filled(),
+        filled: (done, of),
+        filling,
         parents: parents.map(|(host, state)| ParentStatus { host, state }).collect(),
     }
 }

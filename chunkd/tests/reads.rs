@@ -343,21 +343,89 @@ async fn an_origin_without_its_whole_manifest_is_refused() {
     assert!(origin.registry.status(None).is_empty());
 }
 
+/// Waits until all is filled that is to be.
+async fn filled(host: &Host, of: u64) {
+    let status = || host.registry.status(None).remove(0);
+    while status().filled != (of, of) || status().filling {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A host whose only parent does wrong.
+async fn below(content: &Content, fault: Fault) -> (BadParent, Host) {
+    let (bad, host) = (BadParent::new(content, fault).await, Host::new("one").await);
+    host.attach(content, &[bad.as_parent_of("one")]).await;
+    (bad, host)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_filled_is_read_without_a_parent() {
     let content = Content::new(2 * MIB);
     let hosts = chain(&content, &["one"]).await;
     let size = u64::from(2 * MIB);
     hosts[1].registry.fill(common::IMAGE, vec![size / 2..u64::MAX, 0..CHUNK]).unwrap();
-    while hosts[1].registry.status(None)[0].filled != (size / 2 + CHUNK, size / 2 + CHUNK) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    in_time(60, filled(&hosts[1], size / 2 + CHUNK)).await;
     hosts[0].registry.drop_image(common::IMAGE);
     assert_eq!(content.data.slice(MIB as usize..), in_time(60, hosts[1].read(size / 2, MIB)).await);
     hosts[1].registry.fill(common::IMAGE, vec![CHUNK..2 * CHUNK, 0..size]).unwrap(); // waits, and is replaced
+    assert!(hosts[1].registry.status(None)[0].filling);
     hosts[1].registry.fill(common::IMAGE, Vec::new()).unwrap();
-    assert_eq!((0, 0), hosts[1].registry.status(None)[0].filled);
+    in_time(60, filled(&hosts[1], 0)).await;
     assert!(hosts[1].registry.fill("another", Vec::new()).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filling_has_several_requests_on_their_way_and_asks_for_nothing_twice() {
+    let content = Content::new(8 * MIB);
+    let (parent, host) = below(&content, Fault::Late(Duration::from_millis(20))).await;
+    let size = u64::from(8 * MIB);
+    for _ in 0..2 {
+        host.registry.fill(common::IMAGE, vec![0..size; 1]).unwrap();
+        in_time(60, filled(&host, size)).await;
+        assert_eq!(size - 2 * CHUNK, host.fetched()); // but for the hole
+    }
+    let busiest = parent.busiest.load(Ordering::SeqCst);
+    assert!(busiest > 1, "{busiest}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filling_has_one_request_on_its_way_while_a_read_waits() {
+    let content = Content::new(4 * MIB);
+    let (parent, host) = below(&content, Fault::StallsAtBegin).await;
+    let waiting = host.read(0, 4096);
+    let filling = async {
+        while parent.asked.load(Ordering::SeqCst) < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await; // the list of pages, a page, and what is read
+        }
+        let rest = MIB.into()..u64::from(4 * MIB);
+        host.registry.fill(common::IMAGE, vec![rest; 1]).unwrap();
+        filled(&host, u64::from(3 * MIB)).await;
+    };
+    tokio::select! {
+        () = in_time(60, filling) => {}
+        _ = waiting => panic!("it has no answer"),
+    }
+    assert_eq!(2, parent.busiest.load(Ordering::SeqCst));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filling_keeps_to_the_limit() {
+    let content = Content::new(2 * MIB);
+    let hosts = chain(&content, &["one"]).await;
+    let (size, limits) = (u64::from(2 * MIB), &hosts[1].registry.limits);
+    limits.set(&LimitsSpec { down: NonZeroU64::new(1), ..LimitsSpec::default() });
+    hosts[1].registry.fill(common::IMAGE, vec![0..size; 1]).unwrap();
+    assert!(timeout(Duration::from_millis(100), filled(&hosts[1], size)).await.is_err());
+    limits.set(&LimitsSpec::default());
+    in_time(60, filled(&hosts[1], size)).await;
+}
+
+#[tokio::test]
+async fn an_origin_has_nothing_to_fill() {
+    let content = Content::new(MIB);
+    let hosts = chain(&content, &[]).await;
+    hosts[0].registry.fill(common::IMAGE, vec![0..u64::MAX; 1]).unwrap();
+    in_time(60, filled(&hosts[0], MIB.into())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

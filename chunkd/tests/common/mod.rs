@@ -268,6 +268,8 @@ pub enum Fault {
     StallsAfterHeader,
     Late(Duration),
     ClosesAtRandom,
+    /// Requests for the image's first bytes get no answer, and the others a late one.
+    StallsAtBegin,
     Refuses,
     NoTls,
     AnotherKey,
@@ -279,6 +281,8 @@ pub struct BadParent {
     pub address: SocketAddr,
     pub wrong: Arc<AtomicBool>,
     pub asked: Arc<AtomicU64>,
+    /// Requests that had no answer yet at the same time, at most.
+    pub busiest: Arc<AtomicU64>,
     listener: JoinHandle<()>,
 }
 
@@ -286,8 +290,15 @@ impl BadParent {
     pub async fn new(content: &Content, fault: Fault) -> Self {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
-        let (wrong, asked) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
-        let bad = Bad { content: content.clone(), fault, wrong: wrong.clone(), asked: asked.clone() };
+        let bad = Bad {
+            content: content.clone(),
+            fault,
+            wrong: Arc::new(true.into()),
+            asked: Arc::default(),
+            busy: Arc::default(),
+            busiest: Arc::default(),
+        };
+        let Bad { wrong, asked, busiest, .. } = bad.clone();
         let listener = tokio::spawn(async move {
             while let Ok((stream, _)) = socket.accept().await {
                 let bad = bad.clone();
@@ -296,7 +307,7 @@ impl BadParent {
                 });
             }
         });
-        Self { address, wrong, asked, listener }
+        Self { address, wrong, asked, busiest, listener }
     }
 
     pub fn as_parent_of(&self, child: &str) -> ParentSpec {
@@ -316,6 +327,8 @@ struct Bad {
     fault: Fault,
     wrong: Arc<AtomicBool>,
     asked: Arc<AtomicU64>,
+    busy: Arc<AtomicU64>,
+    busiest: Arc<AtomicU64>,
 }
 
 impl Bad {
@@ -393,6 +406,7 @@ impl Bad {
                 return Ok(());
             }
             let count = self.asked.fetch_add(1, Ordering::SeqCst);
+            self.busiest.fetch_max(self.busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             let mut answer = BytesMut::new();
             let begin = to_usize(request.offset);
             let mut part = data[begin..begin + request.length as usize].to_vec();
@@ -401,6 +415,8 @@ impl Bad {
                 Fault::WrongBytes if !manifest => part[request.length as usize / 2] ^= 1,
                 Fault::WrongManifest if manifest => part[request.length as usize / 2] ^= 1,
                 Fault::Late(time) => sleep(time).await,
+                Fault::StallsAtBegin if !manifest && request.offset == 0 => continue,
+                Fault::StallsAtBegin => sleep(Duration::from_millis(5)).await,
                 Fault::ClosesAtRandom if count % 3 == 2 => return Ok(()),
                 _ => {}
             }
@@ -418,6 +434,7 @@ impl Bad {
                 stream.write_all(&answer).await?;
                 return Ok(());
             }
+            self.busy.fetch_sub(1, Ordering::SeqCst);
             stream.write_all(&answer).await?;
             if self.does(Fault::StallsAfterHeader) {
                 sleep(Duration::from_secs(3600)).await;

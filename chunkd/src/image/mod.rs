@@ -1,9 +1,10 @@
 //! One image on this host: reads come from the pool, else from its parents, each chunk once for all who wait for it.
 
+mod fill;
+
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,6 +14,8 @@ use thiserror::Error;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
+
+use fill::Filling;
 
 use crate::fetch::{Answer, Closed, Fault, Left, Upstream};
 use crate::kept::names;
@@ -27,9 +30,6 @@ const CONNECTIONS: usize = 4;
 
 /// Chunks that are asked of a parent at once.
 const JOIN: usize = 4;
-
-/// Bytes that are read at once behind demand.
-const FILL: u64 = 8 * CHUNK;
 
 /// Bytes that are on their way from parents, or from there to the pool.
 const IN_FLIGHT: usize = 16 << 20;
@@ -111,14 +111,6 @@ impl Drop for Landed<'_> {
             flights.remove(chunk);
         }
     }
-}
-
-/// What is being read behind demand, and how far that is. Bytes.
-#[derive(Debug, Default)]
-struct Filling {
-    cut: CancellationToken,
-    done: u64,
-    of: u64,
 }
 
 impl Image {
@@ -224,50 +216,6 @@ impl Image {
         Ok(data.freeze())
     }
 
-    /// Has ranges, in bytes, kept here, behind demand. Replaces what was asked for before; nothing to fill ends that.
-    ///
-    /// Ranges beyond the end of the image are cut off.
-    pub fn fill(self: &Arc<Self>, ranges: Vec<Range<u64>>) {
-        let cut = self.closed.child_token();
-        let of = ranges.iter().map(|range| range.end.min(self.size).saturating_sub(range.start)).sum();
-        let old = std::mem::replace(&mut *self.filling(), Filling { cut: cut.clone(), done: 0, of });
-        old.cut.cancel();
-        let image = self.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = image.fill_all(ranges) => {}
-                () = cut.cancelled() => {}
-            }
-        });
-    }
-
-    /// Bytes that were filled, and the bytes that are to be filled.
-    #[must_use]
-    pub fn filled(&self) -> (u64, u64) {
-        let filling = self.filling();
-        (filling.done, filling.of)
-    }
-
-    async fn fill_all(self: &Arc<Self>, ranges: Vec<Range<u64>>) {
-        for range in ranges {
-            let end = range.end.min(self.size);
-            let mut offset = range.start;
-            while offset < end {
-                let length = (end - offset).min(FILL);
-                if let Err(error) = self.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await {
-                    tracing::info!(image = self.key, %error, "the image is not filled");
-                    return;
-                }
-                offset += length;
-                self.filling().done += length;
-            }
-        }
-    }
-
-    fn filling(&self) -> MutexGuard<'_, Filling> {
-        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn read_content(&self, offset: u64, length: u32) -> Result<Bytes, Failed> {
         let Some(file) = &self.content else { return Err(Closed.into()) };
         let mut data = BytesMut::zeroed(length as usize);
@@ -277,13 +225,18 @@ impl Image {
 
     /// Where chunks are. Those that are nowhere begin to come.
     async fn find(self: &Arc<Self>, chunks: &[u32]) -> Result<Vec<Part>, Closed> {
-        let mut names = Vec::with_capacity(chunks.len());
+        let mut named = Vec::with_capacity(chunks.len());
         for &chunk in chunks {
-            names.push(self.name(chunk).await?);
+            named.push((chunk, self.name(chunk).await?));
         }
+        Ok(self.parts(&named, false))
+    }
+
+    /// As `find`. `paid`: the bytes that come are paid, and nobody waits for them.
+    fn parts(self: &Arc<Self>, named: &[(u32, Name)], paid: bool) -> Vec<Part> {
         let mut missing = Vec::new();
         let mut flights = self.flights();
-        let parts = chunks.iter().zip(names).map(|(&chunk, name)| {
+        let parts = named.iter().map(|&(chunk, name)| {
             if name == Name::ZEROS {
                 self.set_word(chunk, ZEROS);
                 return Part::Zeros;
@@ -303,9 +256,9 @@ impl Image {
         let parts = parts.collect();
         drop(flights);
         for run in runs(missing) {
-            tokio::spawn(self.clone().fetch(run));
+            tokio::spawn(self.clone().fetch(run, paid));
         }
-        Ok(parts)
+        parts
     }
 
     /// Begins to read a kept chunk as a whole.
@@ -357,7 +310,7 @@ impl Image {
 
     async fn fetch_list(&self, manifest: &Manifest) -> Result<(), Closed> {
         loop {
-            let (list, route) = self.ask(&self.manifest_parents, 0, manifest.layout.list()).await?;
+            let (list, route) = self.ask_manifest(0, manifest.layout.list()).await?;
             match manifest.put_list(&list, true) {
                 Ok(()) => return Ok(()),
                 Err(wrong) => {
@@ -374,7 +327,7 @@ impl Image {
         }
         loop {
             let (offset, length) = manifest.layout.page(page);
-            let (data, route) = self.ask(&self.manifest_parents, offset, length).await?;
+            let (data, route) = self.ask_manifest(offset, length).await?;
             match manifest.put_page(page, &data) {
                 Ok(()) => return Ok(()),
                 Err(wrong) => {
@@ -385,10 +338,15 @@ impl Image {
         }
     }
 
-    /// Reads from parents what somebody waits for, as fast as this host may.
-    async fn ask(&self, parents: &Upstream, offset: u64, length: u64) -> Result<Answer, Closed> {
-        self.closed.run_until_cancelled(self.limits.down.demand(length)).await.ok_or(Closed)?;
-        parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await
+    /// Reads a range of the manifest from parents.
+    async fn ask_manifest(&self, offset: u64, length: u64) -> Result<Answer, Closed> {
+        self.pay(length).await?;
+        self.manifest_parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await
+    }
+
+    /// Waits until this host may read so many bytes from parents.
+    async fn pay(&self, length: u64) -> Result<(), Closed> {
+        self.closed.run_until_cancelled(self.limits.down.demand(length)).await.ok_or(Closed)
     }
 
     #[must_use]
@@ -430,21 +388,25 @@ impl Image {
     }
 
     /// Brings chunks that follow each other, and hands them to those who wait. Those hear of the end as well.
-    async fn fetch(self: Arc<Self>, run: Vec<Wanted>) {
+    async fn fetch(self: Arc<Self>, run: Vec<Wanted>, paid: bool) {
+        let _waits = (!paid).then(|| self.limits.reads.enter());
         let _landed = Landed { image: &self, chunks: run.iter().map(|wanted| wanted.chunk).collect() };
-        if let Err(error) = self.fetch_run(run).await {
+        if let Err(error) = self.fetch_run(run, paid).await {
             tracing::debug!(image = self.key, %error, "chunks are not fetched");
         }
     }
 
-    async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>) -> Result<(), Closed> {
+    async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>, mut paid: bool) -> Result<(), Closed> {
         let permits = u32::try_from(run.len() * to_usize(CHUNK)).unwrap_or(u32::MAX);
         let _room = self.in_flight.acquire_many(permits).await.map_err(|_| Closed)?;
         let mut runs = VecDeque::from([run]);
         while let Some(run) = runs.pop_front() {
             let offset = u64::from(run[0].chunk) * CHUNK;
             let length = (run.len() as u64 * CHUNK).min(self.size - offset);
-            let (data, route) = self.ask(&self.parents, offset, length).await?;
+            if !std::mem::take(&mut paid) {
+                self.pay(length).await?;
+            }
+            let (data, route) = self.parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
             self.fetched.fetch_add(length, Ordering::Relaxed);
             let (right, wrong) = self.prove(run, data);
             self.keep(right).await;

@@ -1,0 +1,148 @@
+//! Filling: ranges of an image are kept here before anybody reads them.
+//!
+//! It stays behind demand. An image has several requests on their way, but only one while any read of this host waits for a
+//! parent. What is kept already is not read from the disk.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::task::{JoinHandle, yield_now};
+
+use super::{Image, JOIN, Part, ZEROS};
+use crate::fetch::Closed;
+use crate::manifest::{CHUNK, Name, chunk_of};
+
+/// Requests on their way while nobody waits for a parent.
+const AT_ONCE: usize = 8;
+
+/// Bytes of a request.
+const PIECE: u64 = JOIN as u64 * CHUNK;
+
+/// What is being filled, and how far that is.
+#[derive(Debug, Default)]
+pub(super) struct Filling {
+    task: Option<JoinHandle<()>>,
+    progress: Arc<Progress>,
+}
+
+/// Bytes.
+#[derive(Debug, Default)]
+struct Progress {
+    done: AtomicU64,
+    of: u64,
+}
+
+impl Progress {
+    fn add(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Image {
+    /// Has ranges, in bytes, kept here, in this order. Replaces what was asked for before; nothing to fill ends that.
+    ///
+    /// Ranges beyond the end of the image are cut off. An origin has all already.
+    pub fn fill(self: &Arc<Self>, ranges: Vec<Range<u64>>) {
+        let ranges: Vec<_> = ranges.into_iter().map(|range| range.start..range.end.min(self.size)).collect();
+        let of = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
+        let done = if self.content.is_some() { of } else { 0 };
+        let progress = Arc::new(Progress { done: done.into(), of });
+        let task = (done < of).then(|| tokio::spawn(self.clone().fill_unless_closed(ranges, progress.clone())));
+        let old = std::mem::replace(&mut *self.filling(), Filling { task, progress });
+        if let Some(task) = old.task {
+            task.abort();
+        }
+    }
+
+    /// Bytes that were filled, the bytes that are to be filled, and whether that goes on.
+    #[must_use]
+    pub fn filled(&self) -> (u64, u64, bool) {
+        let filling = self.filling();
+        let goes_on = filling.task.as_ref().is_some_and(|task| !task.is_finished());
+        (filling.progress.done.load(Ordering::Relaxed), filling.progress.of, goes_on)
+    }
+
+    fn filling(&self) -> MutexGuard<'_, Filling> {
+        self.filling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn fill_unless_closed(self: Arc<Self>, ranges: Vec<Range<u64>>, progress: Arc<Progress>) {
+        let filled = self.closed.run_until_cancelled(self.fill_all(ranges, &progress)).await;
+        if !matches!(filled, Some(Ok(()))) {
+            tracing::info!(image = self.key, "the image is not filled: it is dropped");
+        }
+    }
+
+    async fn fill_all(self: &Arc<Self>, ranges: Vec<Range<u64>>, progress: &Progress) -> Result<(), Closed> {
+        let mut coming = FuturesUnordered::new();
+        for piece in ranges.into_iter().flat_map(pieces) {
+            let length = piece.end - piece.start;
+            let missing = self.missing(&piece).await?;
+            if missing.is_empty() {
+                progress.add(length);
+                yield_now().await; // others want this thread, and nothing here waits
+                continue;
+            }
+            while coming.len() >= if self.limits.reads.any() { 1 } else { AT_ONCE } {
+                tokio::select! {
+                    Some(length) = coming.next() => progress.add(length?),
+                    () = self.limits.reads.none(), if coming.len() < AT_ONCE => {}
+                }
+            }
+            self.limits.down.behind(missing.len() as u64 * CHUNK).await;
+            let parts = self.parts(&missing, true);
+            coming.push(async move {
+                for part in parts {
+                    if let Part::Coming(mut flight) = part {
+                        flight.wait_for(Option::is_some).await.map_err(|_| Closed)?;
+                    }
+                }
+                Ok(length)
+            });
+        }
+        while let Some(length) = coming.next().await {
+            progress.add(length?);
+        }
+        Ok(())
+    }
+
+    /// The chunks that a range touches and that are not here.
+    async fn missing(&self, range: &Range<u64>) -> Result<Vec<(u32, Name)>, Closed> {
+        let mut missing = Vec::new();
+        for chunk in chunk_of(range.start)..=chunk_of(range.end - 1) {
+            if self.word(chunk) == ZEROS {
+                continue;
+            }
+            let name = self.name(chunk).await?;
+            if name != Name::ZEROS && self.pool.find(&name).is_none() {
+                missing.push((chunk, name));
+            }
+        }
+        Ok(missing)
+    }
+}
+
+/// Parts of a range, each for one request.
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let mut begin = range.start;
+    std::iter::from_fn(move || {
+        let end = ((begin / PIECE + 1) * PIECE).min(range.end);
+        (begin < end).then(|| std::mem::replace(&mut begin, end)..end)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_make_up_the_range() {
+        let cut = |start, end| pieces(Range { start, end }).collect::<Vec<_>>();
+        assert_eq!(vec![5..PIECE, PIECE..2 * PIECE, 2 * PIECE..2 * PIECE + 1], cut(5, 2 * PIECE + 1));
+        assert_eq!(vec![5..9; 1], cut(5, 9));
+        assert!(cut(9, 5).is_empty());
+    }
+}
