@@ -77,6 +77,7 @@ pub struct ImageSpec {
 #[derive(Debug, Serialize)]
 pub struct ParentStatus {
     pub host: String,
+    pub address: String,
     pub state: Use,
 }
 
@@ -313,7 +314,9 @@ fn status(name: String, image: &Image) -> ImageStatus {
         held: image.held(),
         filled: (done, of),
         filling,
-        parents: parents.map(|(host, state)| ParentStatus { host, state }).collect(),
+        parents: parents
+            .map(|(parent, state)| ParentStatus { host: parent.host, address: parent.endpoint.address, state })
+            .collect(),
     }
 }
 

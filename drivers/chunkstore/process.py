@@ -109,6 +109,8 @@ class Process:
 
     def close(self) -> None:
         """Let go of the process without stopping it, for the next agent to find."""
+        if self._stopped.is_set():
+            return
         self._stopped.set()
         os.eventfd_write(self._wake, 1)
         self._watch.join()

@@ -156,11 +156,11 @@ class ChunkSource:
         return Device(size=image.size, node=client_node(self._link(image.name), image.key))
 
     def serving(self, image: str) -> bool:
-        return image in self._known() and self._link(image).exists()
+        return self._link(image).exists() and image in self._known()
 
     def paths(self, image: str) -> Sequence[PathStatus]:
         told = self._known().get(checked(image), {}).get("parents", [])
-        return [PathStatus(Parent(each["host"], each["address"]), PathState(each["state"])) for each in told]
+        return [PathStatus(Parent(each["host"], _SCHEME + each["address"]), PathState(each["state"])) for each in told]
 
     def hit_bytes(self, image: str) -> int | None:
         hits: int = self._known().get(checked(image), {}).get("hits", 0)

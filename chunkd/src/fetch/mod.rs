@@ -75,6 +75,17 @@ pub enum Use {
     Lost,
 }
 
+impl Parent {
+    /// Whether both are the same host with the same image. One of them may have a newer ticket.
+    fn is(&self, other: &Self) -> bool {
+        let place = |parent: &Self| {
+            let Endpoint { address, export, size, .. } = &parent.endpoint;
+            (parent.host.clone(), address.clone(), export.clone(), *size)
+        };
+        place(self) == place(other)
+    }
+}
+
 /// Data, and the route by which it came.
 pub type Answer = (Bytes, Arc<Route>);
 
@@ -114,9 +125,11 @@ impl Upstream {
             *routes = parents
                 .into_iter()
                 .map(|parent| {
-                    known.iter().find(|route| route.parent == parent).cloned().unwrap_or_else(|| {
-                        Route::start(parent, self.changed.clone(), self.closed.child_token(), self.left.clone())
-                    })
+                    if let Some(route) = known.iter().find(|route| route.parent.is(&parent)) {
+                        route.renew(parent.endpoint);
+                        return route.clone();
+                    }
+                    Route::start(parent, self.changed.clone(), self.closed.child_token(), self.left.clone())
                 })
                 .collect();
             let kept = |old: &Arc<Route>| routes.iter().any(|route| Arc::ptr_eq(route, old));
@@ -144,16 +157,16 @@ impl Upstream {
         }
     }
 
-    /// The parents by their hosts, in the order of `follow`, and how each is used.
+    /// The parents in the order of `follow`, and how each is used.
     #[must_use]
-    pub fn uses(&self) -> Vec<(String, Use)> {
+    pub fn uses(&self) -> Vec<(Parent, Use)> {
         let active = self.best().map(|(best, _)| best);
         let state = |route: &Arc<Route>| match &active {
             _ if route.lost() => Use::Lost,
             Some(active) if Arc::ptr_eq(active, route) => Use::Active,
             _ => Use::Standby,
         };
-        self.routes().iter().map(|route| (route.parent.host.clone(), state(route))).collect()
+        self.routes().iter().map(|route| (route.parent.clone(), state(route))).collect()
     }
 
     /// The parent to ask; waits until one is connected.

@@ -8,7 +8,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{Connection, Lost};
+use super::connection::{Connection, Endpoint, Lost};
 use super::{Fault, HUNG, Left, Parent};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -31,6 +31,8 @@ const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Route {
     pub parent: Parent,
+    /// How it is reached, with the newest ticket.
+    endpoint: Mutex<Endpoint>,
     state: Mutex<State>,
     wanted: watch::Sender<usize>,
     /// Whether it has no connection, and one is wanted.
@@ -76,7 +78,17 @@ impl Route {
 
     fn new(parent: Parent, changed: Arc<Notify>, closed: CancellationToken, left: mpsc::UnboundedSender<Left>) -> Self {
         let (wanted, away) = (watch::Sender::new(0), watch::Sender::new(false));
-        Self { parent, state: Mutex::default(), wanted, away, changed, closed, left }
+        let endpoint = Mutex::new(parent.endpoint.clone());
+        Self { parent, endpoint, state: Mutex::default(), wanted, away, changed, closed, left }
+    }
+
+    /// Connects with a newer ticket from now on. Connections that live go on.
+    pub fn renew(&self, endpoint: Endpoint) {
+        *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = endpoint;
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many connections there are to be.
@@ -231,7 +243,7 @@ async fn keep_connected(route: &Route) {
             tokio::select! { () = any_ends(&live) => {}, _ = wanted.changed() => {} }
             continue;
         }
-        match Connection::open(&route.parent.endpoint).await {
+        match Connection::open(&route.endpoint()).await {
             Ok(connection) => {
                 retry = FIRST_RETRY;
                 route.state().connections.push(Arc::new(connection));

@@ -439,7 +439,8 @@ impl Image {
         let image = self.clone();
         let kept = spawn_blocking(move || {
             for (wanted, data) in &chunks {
-                let content = if image.proven() { wanted.name } else { Name::of_chunk(data) };
+                // Zeros of an image without a manifest are kept as well: no name says after a start that they are zeros.
+                let content = if image.proven() { wanted.name } else { Name(blake3::hash(data).into()) };
                 if content == Name::ZEROS {
                     image.set_word(wanted.chunk, ZEROS);
                 } else if let Some(place) = image.pool.keep(&Entry { name: wanted.name, content }, data) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from drivers.base import Parent, PathState
 from drivers.chunkstore.source import ChunkSource
@@ -108,11 +109,10 @@ class ChunkSourceTest(ChunkHostCase):
         secret = top.as_parent(image.name, "child").ticket
         said = [path.read_bytes() for path in child.place.run.glob("*.log")]
         pid = _pid(child.place.run)
-        for text in (*said, *(open(f"/proc/{pid}/{name}", "rb").read() for name in ("cmdline", "environ"))):
+        for text in (*said, *(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))):
             self.assertNotIn(secret.encode(), text)
         self.assertEqual(0o600, (child.place.run / "chunkd.sock").stat().st_mode & 0o777)
 
 
-def _pid(run: object) -> int:
-    with open(f"{run}/chunkd.pid") as file:
-        return int(file.read().split()[0])
+def _pid(run: Path) -> int:
+    return int((run / "chunkd.pid").read_text().split()[0])
