@@ -12,6 +12,8 @@ from pathlib import Path
 
 import testtools
 
+from drivers.chunkstore.control import Control, StoreDown
+from drivers.chunkstore.process import VMS
 from drivers.nbd.probe import listens
 from lab.process import processes_of
 from tests.others import GROUP, as_nobody
@@ -136,8 +138,15 @@ class HostProcess:
         act(self.client())
         return list(dict.fromkeys(self.steps()[reached:]))
 
+    def served(self) -> set[str]:
+        """The images that the host's chunk store serves."""
+        try:
+            return {image["name"] for image in Control(self.run / "chunkd.sock").call("status")["images"]}
+        except StoreDown:
+            return set()
+
     def daemons(self) -> dict[int, str]:
-        """Processes that serve this host's images: command line by process id."""
+        """The processes of the host's chunk store: command line by process id."""
         return {pid: line for pid, line in processes_of(self.run).items() if "virtman-chunkd" in line}
 
     def kill_daemons(self) -> None:
@@ -147,9 +156,10 @@ class HostProcess:
 
     def files(self) -> set[str]:
         """Everything that stacks and VMs leave in the host's folders, without caches and logs."""
-        folders = [self.run / "serve", self.run / "parent", self.state / "snapshots"]
+        folders = [self.run / "serve", self.state / "snapshots"]
         folders += [self.state / "records" / "vms", self.state / "records" / "images"]
         found = {f"{folder.name}/{path.name}" for folder in folders if folder.exists() for path in folder.iterdir()}
+        found.discard(f"serve/{VMS}")
         owned = {link.name for link in (self.state / "snapshots").glob("[!.]*/*.qcow2")}
         layers = {path.name for path in (self.state / "snapshots/.layers").glob("*")}
         found.discard("snapshots/.layers")

@@ -52,11 +52,10 @@ class KilledTestCase(HostsTestCase):
         vms = [vm.name for vm in client.vms()]
         allowed = {f"vms/{vm}.json" for vm in vms} | {f"images/{image}.json" for image in images}
         allowed |= {f"snapshots/{vm}" for vm in vms}
-        allowed |= {f"serve/{image}.{kind}" for image in images for kind in ("sock", "pid", "log")}
-        left = {file for file in host.files() if not any(file.startswith(f"parent/{image}.") for image in images)}
-        found = sorted(left - allowed)
-        if len(images) != len(host.daemons()):
-            found.append(f"{len(images)} images, and the daemons {host.daemons()}")
+        allowed |= {f"serve/{image}.sock" for image in images}
+        found = sorted(host.files() - allowed)
+        if set(images) != host.served():
+            found.append(f"the images {images}, and {host.served()} are served")
         waiting = [client.tree("img").root]
         for node in waiting:
             waiting.extend(node.children)
@@ -81,7 +80,7 @@ class AgentKilledTest(KilledTestCase):
             client.destroy("vm")
             client.gc()
             self.assert_nothing_left_over(host, client)
-            self.assertEqual({}, host.daemons())
+            self.assertEqual(set(), host.served())
             host.tear_down()
 
     def test_destroy_killed_anywhere_is_finished_and_other_disks_stay(self) -> None:

@@ -1,4 +1,4 @@
-"""Images that are served from where they are: by real storage daemons, from files and loop devices."""
+"""Images that are served from where they are: by a real chunk store, from files and loop devices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class InPlaceTestCase(HostsTestCase):
         """Wait until the host says so of the image, in one sentence, and serves nothing of it."""
         wait_until(lambda: words in (self.in_place(host).trouble or ""), f"{host.name} says: {words}")
         wait_until(lambda: any(words in why for why in host.client().status().troubles.values()), "status says it")
-        self.assertEqual(({}, False, False), (host.daemons(), self.stack(host).serving, self.in_place(host).held))
+        self.assertEqual((set(), False, False), (host.served(), self.stack(host).serving, self.in_place(host).held))
 
     def await_served(self, host: HostProcess) -> None:
         wait_until(lambda: self.stack(host).serving, "it is served again")
@@ -93,7 +93,7 @@ class FileInPlaceTest(InPlaceTestCase):
         child.destroy("vm")
         child.gc()
         answer = origin.unpublish("img")
-        self.assertEqual((False, [], {}), (answer.serving, origin.status().images, self.origin.daemons()))
+        self.assertEqual((False, [], set()), (answer.serving, origin.status().images, self.origin.served()))
         origin.gc()
         self.assertEqual(before, self.facts(self.file))
 
@@ -226,8 +226,8 @@ class KilledInPlaceTest(InPlaceTestCase):
             self.assert_let_go(client, step)
 
     def assert_let_go(self, client: AgentClient, step: str) -> None:
-        found = (client.status().images, client.images(), self.origin.daemons(), read_only(self.loop))
-        self.assertEqual(([], [], {}, False), found, step)
+        found = (client.status().images, client.images(), self.origin.served(), read_only(self.loop))
+        self.assertEqual(([], [], set(), False), found, step)
         self.assertEqual([], [file for file in self.origin.files() if "img" in file], step)
 
 
