@@ -46,7 +46,7 @@ impl Chunkd {
 
     fn start(folder: &Path, listen: &str) -> (Child, UnixStream) {
         let process = Command::new(env!("CARGO_BIN_EXE_virtman-chunkd"))
-            .args(["--manifests".as_ref(), folder.as_os_str(), "--listen".as_ref(), listen.as_ref()])
+            .args(["--manifests".as_ref(), folder.join("manifests").as_os_str(), "--listen".as_ref(), listen.as_ref()])
             .args(["--control".as_ref(), folder.join("control").as_os_str()])
             .args(["--vms".as_ref(), folder.join("vms").as_os_str()])
             .stderr(Stdio::from(File::options().create(true).append(true).open(folder.join("log")).unwrap()))
