@@ -345,7 +345,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         let answer = self.output.split_off(begin);
         self.flush().await?;
         up.demand(bytes as u64).await;
-        self.output.unsplit(answer);
+        self.output = answer;
         Ok(())
     }
 
