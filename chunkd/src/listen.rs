@@ -42,7 +42,11 @@ pub async fn serve_hosts(listener: TcpListener, tls: SslContext, registry: Arc<R
             tracing::warn!("all connections are in use: further hosts wait until one ends");
         }
         room.free().await;
-        let accepted = tokio::select! { accepted = listener.accept() => accepted, () = room.full() => continue };
+        let accepted = tokio::select! {
+            biased; // no host gets in after the limit has sunk
+            () = room.full() => continue,
+            accepted = listener.accept() => accepted,
+        };
         match accepted {
             Ok((stream, _)) => {
                 let place = Place::take(registry.limits.clone());
