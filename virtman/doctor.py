@@ -48,7 +48,7 @@ class Examination:
     @property
     def lvm_trouble(self) -> str | None:
         """What is wrong with LVM's settings, where drivers of the kernel may run; ``lvm`` is None without LVM."""
-        if [*self.reports] == ["userspace"] or self.lvm is None or not (wrong := lvmfilter.trouble(self.lvm)):
+        if [*self.reports] == ["chunkstore"] or self.lvm is None or not (wrong := lvmfilter.trouble(self.lvm)):
             return None
         return (
             "LVM looks at VirtMan's devices and hangs with them: deploy/lvm/lvmlocal.conf has what global_filter needs;"

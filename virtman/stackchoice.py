@@ -66,6 +66,8 @@ class Drivers:
 KERNEL = Drivers("iscsi", "bcache", "lio", "dmthin")
 CHUNKSTORE = Drivers("", "", "", "qcow2", "chunkstore")
 STACKS = {"kernel": KERNEL, "chunkstore": CHUNKSTORE}
+LAYERS = frozenset({"attach", "cache", "export"})
+"""What a source is in one."""
 
 USERSPACE = Drivers("nbd", "qcow2", "nbd", "qcow2")
 """The stack ``userspace`` of 0.3: the chunk store serves its images to its VMs, and does not use its caches."""
@@ -142,8 +144,10 @@ def choose(
 
 
 def by_machine(overrides: Mapping[str, str], machine: Machine, address: str) -> tuple[Drivers, str]:
-    """The drivers that ``auto`` takes where there are no records, and why."""
+    """The drivers that ``auto`` takes where there are no records, and why. Raises ConfigError."""
     kernel = _replaced(KERNEL, overrides)
+    if overrides.keys() & LAYERS:
+        return kernel, "drivers of its layers were asked for"
     lacking = missing(kernel, machine, address)
     if not lacking:
         return kernel, "this machine has all that the kernel stack needs"
@@ -151,12 +155,12 @@ def by_machine(overrides: Mapping[str, str], machine: Machine, address: str) -> 
 
 
 def _replaced(drivers: Drivers, overrides: Mapping[str, str]) -> Drivers:
-    """The drivers with other ones for some layers.
-
-    One for a layer that is in a source takes the source apart: the other layers are those of the kernel stack.
-    """
-    if drivers.source and overrides.keys() & {"attach", "cache", "export"}:
-        drivers = replace(KERNEL, snapshot=drivers.snapshot)
+    """The drivers with other ones for some layers. Raises ConfigError if a source has these layers in it."""
+    if drivers.source and (wrong := sorted(overrides.keys() & LAYERS)):
+        named = ", ".join(f"--{layer}" for layer in wrong)
+        raise ConfigError(
+            f"{drivers.source} does what attach, cache and export do: leave out {named}, or say --stack kernel"
+        )
     return replace(drivers, **overrides)
 
 

@@ -76,7 +76,7 @@ class CachedTest(ComputesTest):
         self.host = Host.known[state] = Host()
         config = AgentConfig(
             "cached", state, run_folder, self.cluster.volt_url, accel="tcg",
-            attach="double", cache="group", export="double", snapshot="double",
+            source="", attach="double", cache="group", export="double", snapshot="double",
         )  # fmt: skip
         agent = Agent(config)
         agent.start()

@@ -105,8 +105,8 @@ class PrepareTest(TestCase):
             os.close(lock)
         (config.state / "records" / "vms").mkdir(parents=True)
         (config.state / "records" / "vms" / "web.json").touch()
-        error = self.assertRaises(ConfigError, prepare, replace(config, cache="other"))
-        self.assertIn("--stack userspace", str(error))
+        error = self.assertRaises(ConfigError, prepare, replace(config, snapshot="other"))
+        self.assertIn("--stack chunkstore", str(error))
         self.prepare(config)
 
     def test_only_the_hypervisor_may_pass_to_the_exports(self) -> None:

@@ -16,7 +16,7 @@ from tests.unit.virtman.hypervisor import LIBVIRT
 from tests.unit.virtman.scene import folder_for
 from virtman.doctor import Examination, advice, examine, rows
 from virtman.errors import ConfigError
-from virtman.stackchoice import KERNEL, USERSPACE, Drivers
+from virtman.stackchoice import CHUNKSTORE, KERNEL, Drivers
 from virtman.stateversion import mark
 
 NOT_KERNEL = ("root",)
@@ -43,19 +43,18 @@ class DoctorTest(TestCase):
 
     def test_auto_shows_both_stacks(self) -> None:
         found = self.examine(without=NOT_KERNEL)
-        self.assertEqual(["kernel", "userspace"], list(found.reports))
-        self.assertEqual((USERSPACE, True), (found.drivers, found.runs))
+        self.assertEqual(["kernel", "chunkstore"], list(found.reports))
+        self.assertEqual((CHUNKSTORE, True), (found.drivers, found.runs))
         self.assertIn("root", found.reason)
-        self.assertEqual(8, len(list(rows(found))))
+        self.assertEqual(6, len(list(rows(found))))
 
     def test_one_stack_is_shown_alone_with_what_is_there_and_missing(self) -> None:
-        found = self.examine("userspace")
-        self.assertEqual(["userspace"], list(found.reports))
+        found = self.examine("chunkstore")
+        self.assertEqual(["chunkstore"], list(found.reports))
         self.assertEqual([None, [], True], [found.install, found.remedies, found.runs])
-        lines = {tuple(line[:3]): line[3:] for line in rows(self.examine("userspace", without=["qemu-img"]))}
-        self.assertEqual(["-", "-"], lines["userspace", "attach", "nbd"])
-        self.assertEqual(["-", "qemu-img"], lines["userspace", "cache", "qcow2"])
-        self.assertEqual(["qemu-storage-daemon", "-"], lines["userspace", "export", "nbd"])
+        lines = {tuple(line[:3]): line[3:] for line in rows(self.examine("chunkstore", without=["qemu-img"]))}
+        self.assertEqual(["virtman-chunkd", "-"], lines["chunkstore", "source", "chunkstore"])
+        self.assertEqual("qemu-img", lines["chunkstore", "snapshot", "qcow2"][1])
 
     def test_other_drivers_than_the_stacks_are_looked_at_as_the_agent_would_take_them(self) -> None:
         found = self.examine("kernel", without=["make-bcache"], cache="dmcache")
@@ -63,7 +62,7 @@ class DoctorTest(TestCase):
         self.assertEqual(
             [["iscsi", "dmcache", "lio", "dmthin"]], [[each.driver for each in four] for four in found.reports.values()]
         )
-        self.assertFalse(self.examine("userspace", cache="nonsense").runs)
+        self.assertFalse(self.examine("chunkstore", snapshot="nonsense").runs)
 
     def test_one_line_installs_all_that_is_missing(self) -> None:
         found = self.examine(without=(*NOTHING_OF_QEMU, "make-bcache"))
@@ -90,7 +89,7 @@ class DoctorTest(TestCase):
         found = self.examine()
         self.assertEqual((True, None), (found.runs, found.refusal))
         self.assertIn("were made with them", found.reason)
-        for stack, others in (("auto", {"cache": "dmcache"}), ("userspace", {})):
+        for stack, others in (("auto", {"cache": "dmcache"}), ("chunkstore", {})):
             found = self.examine(stack, **others)
             self.assertEqual((False, "as was asked for"), (found.runs, found.reason))
             self.assertTrue(any("were made with the kernel stack" in line for line in advice(found)))
@@ -101,14 +100,14 @@ class DoctorTest(TestCase):
         self.made_with(KERNEL)
         for shown in (self.state, *self.state.rglob("*")):
             shown.chmod(0o755)
-        self.assertIn("the agent does not start", as_nobody(self, partial(self.all_that_is_said, "userspace")))
+        self.assertIn("the agent does not start", as_nobody(self, partial(self.all_that_is_said, "chunkstore")))
         for hidden in ("records/vms", "drivers.json", "."):  # as an agent of root's has them, and a whole folder
             mode = (self.state / hidden).stat().st_mode
             (self.state / hidden).chmod(0o600)
             self.addCleanup((self.state / hidden).chmod, mode)
-            for stack, drivers in (("userspace", 4), ("auto", 8)):
+            for stack, drivers in (("chunkstore", 2), ("auto", 6)):
                 said = as_nobody(self, partial(self.all_that_is_said, stack))
-                self.assertEqual(drivers, said.count("['userspace', ") + said.count("['kernel', "), said)
+                self.assertEqual(drivers, said.count("['chunkstore', ") + said.count("['kernel', "), said)
                 self.assertRegex(said, "cannot be told: .*Permission denied")
                 self.assertNotIn("the agent does not start", said)
                 told = json.loads(as_nobody(self, partial(self.as_text, stack)))
@@ -116,7 +115,7 @@ class DoctorTest(TestCase):
                 self.assertIn("Permission denied", told["unknown"])
             guess = json.loads(as_nobody(self, partial(self.as_text, "auto", (*NOT_KERNEL, *NOTHING_OF_QEMU))))
             self.assertEqual((None, True), (guess["runs"], guess["reason"].startswith("a guess")))
-            lacking = json.loads(as_nobody(self, partial(self.as_text, "userspace", NOTHING_OF_QEMU)))
+            lacking = json.loads(as_nobody(self, partial(self.as_text, "chunkstore", NOTHING_OF_QEMU)))
             self.assertIs(False, lacking["runs"])
             (self.state / hidden).chmod(mode)
 
@@ -129,7 +128,7 @@ class DoctorTest(TestCase):
 
     def test_a_choice_that_is_damaged_is_told_as_the_agent_does(self) -> None:
         (self.state / "drivers.json").write_text("{")
-        self.assertRaises(ConfigError, self.examine, "userspace")
+        self.assertRaises(ConfigError, self.examine, "chunkstore")
 
     def test_libvirt_is_asked(self) -> None:
         found = self.examine()
@@ -149,7 +148,7 @@ class DoctorTest(TestCase):
     def test_an_lvm_that_looks_at_our_devices_is_told_of(self) -> None:
         ours = (Path(__file__).parents[3] / "deploy/lvm/lvmlocal.conf").read_text()
         cases: tuple[tuple[str, str | None, bool], ...]
-        cases = (("auto", None, False), ("auto", ours, False), ("auto", "", True), ("userspace", "", False))
+        cases = (("auto", None, False), ("auto", ours, False), ("auto", "", True), ("chunkstore", "", False))
         cases += (
             ("kernel", ours.replace("/dev/virtman/", "/dev/sdz"), True),
             ("kernel", ours.replace("[", '[ "a|.*|",'), True),

@@ -96,7 +96,7 @@ CUTS: dict[str, tuple[Act, Act]] = {
 
 
 def version() -> str:
-    found = re.search(r'version="(.+)"', (GOLDEN.parents[1] / "setup.py").read_text())
+    found = re.search(r'\bversion="(\d.+)"', (GOLDEN.parents[1] / "setup.py").read_text())
     assert found is not None
     return found[1]
 

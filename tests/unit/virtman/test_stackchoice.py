@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -16,8 +17,8 @@ from tests.doubles.plugin import install_doubles
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import ConfigError
 from virtman.stackchoice import (
+    CHUNKSTORE,
     KERNEL,
-    USERSPACE,
     Drivers,
     choose,
     keep_address,
@@ -59,44 +60,51 @@ class ChooseTest(Scene):
     def test_auto_is_kernel_if_nothing_is_missing(self) -> None:
         self.assertEqual(KERNEL_LIKE, self.choose(drivers=DOUBLES))
 
-    def test_auto_is_userspace_if_anything_is_missing(self) -> None:
+    def test_auto_is_the_chunk_store_if_anything_is_missing(self) -> None:
         for lacking in ("root", "make-bcache", "dm_thin_pool", "bcache"):
-            self.assertEqual(replace(USERSPACE, **DOUBLES), self.choose(drivers=DOUBLES, without=[lacking]))
+            self.assertEqual(CHUNKSTORE, self.choose(without=[lacking]))
 
     def test_a_stack_that_was_asked_for_is_taken(self) -> None:
-        self.assertEqual(USERSPACE, self.choose("userspace"))
+        self.assertEqual(CHUNKSTORE, self.choose("chunkstore"))
         self.assertEqual(KERNEL_LIKE, self.choose("kernel", DOUBLES))
 
-    def test_a_layer_may_have_another_driver(self) -> None:
-        self.assertEqual(replace(USERSPACE, cache="double"), self.choose("userspace", {"cache": "double"}))
+    def test_a_layer_may_have_another_driver_but_not_one_that_is_in_a_source(self) -> None:
+        self.assertEqual(replace(CHUNKSTORE, snapshot="double"), self.choose("chunkstore", {"snapshot": "double"}))
+        self.assertIn("leave out --cache", self.refused("chunkstore", {"cache": "double"}))
 
     def test_all_that_a_stack_lacks_is_named(self) -> None:
         line = self.refused("kernel", DOUBLES, without=("root", "make-bcache", "dm_thin_pool"))
         for lacking in ("root", "make-bcache", "module dm_thin_pool", "virtman doctor"):
             self.assertIn(lacking, line)
         self.assertNotIn("\n", line)
-        self.assertIn("qemu-storage-daemon", self.refused("userspace", without=("qemu-storage-daemon",)))
-        self.assertIn("driver imaginary", self.refused("userspace", {"cache": "imaginary"}))
+        self.assertIn("qemu-storage-daemon", self.refused("chunkstore", without=("qemu-storage-daemon",)))
+        self.assertIn("driver imaginary", self.refused("kernel", {**DOUBLES, "cache": "imaginary"}))
 
 
 class RecordedChoiceTest(Scene):
     def test_without_records_the_new_choice_is_taken_and_with_some_the_first_is_kept(self) -> None:
-        for drivers in (USERSPACE, KERNEL):
+        for drivers in (CHUNKSTORE, KERNEL):
             settle(self.state, drivers)
             self.assertEqual(drivers, made_with(self.state))
         for name in ("vms/web.json", "images/debian.json"):
             self.record(name)
             settle(self.state, KERNEL)
-            line = str(self.assertRaises(ConfigError, settle, self.state, USERSPACE))
+            line = str(self.assertRaises(ConfigError, settle, self.state, CHUNKSTORE))
             self.assertIn("made with the kernel stack", line)
             self.assertIn("--stack kernel", line)
             self.assertEqual(KERNEL, made_with(self.state))
             (self.state / "records" / name).unlink()
 
     def test_auto_keeps_what_the_records_were_made_with(self) -> None:
-        settle(self.state, USERSPACE)
+        settle(self.state, CHUNKSTORE)
         self.record()
-        self.assertEqual(USERSPACE, self.choose())
+        self.assertEqual(CHUNKSTORE, self.choose())
+
+    def test_the_chunk_store_goes_on_with_the_userspace_stack_of_a_release_before(self) -> None:
+        old = {"attach": "nbd", "cache": "qcow2", "export": "nbd", "snapshot": "qcow2"}
+        (self.state / "drivers.json").write_text(json.dumps(old))
+        self.record()
+        self.assertEqual(CHUNKSTORE, self.choose())
 
     def test_auto_does_not_leave_drivers_whose_needs_are_gone(self) -> None:
         settle(self.state, KERNEL_LIKE)
