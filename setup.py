@@ -39,6 +39,7 @@ setup(
     rust_extensions=RUST if CHUNKD.exists() and shutil.which("cargo") else [],
     install_requires=[
         "alembic>=1.13",
+        "blake3>=1.0",
         "click>=8.1",
         "Flask>=3.0",
         "flask-openapi3>=4.0,<5",

@@ -1,14 +1,15 @@
 """What an image's content is known by: its *digest*, and the *key* that names files, exports and disks after it.
 
 A digest is a *sum* of the content, or a random number of content that was published in place and that nobody
-has read as a whole. There are two kinds of sums, and the size of the content says which one it gets. Who adds an
-origin takes the kind that the image has already: who published the image in place may have named a SHA-256 of any size.
+has read as a whole. A new image gets a sum of the first kind. Earlier versions made the other two: who adds an origin
+of an image takes the kind that the image has already.
 
-- ``sha256:`` and the SHA-256 of the content, up to ``LARGEST_WHOLE`` bytes;
+- ``blake3-64k:`` and the BLAKE3 of the names of all chunks of 64 KiB (drivers/manifest.py);
+- ``sha256:`` and the SHA-256 of the content;
 - ``pieces:`` and the SHA-256 of the SHA-256s (32 bytes each) of its pieces of 4 MiB, of which the last may be shorter.
 
-SHA-256 takes 0.6 s for each GiB, also of zeros. The sum of a piece of zeros is known: so the second kind takes time for
-the data alone, wherever the holes of a file are.
+The sum of a piece of zeros is known for the first and the third kind: they take time for the data alone, wherever the
+holes of a file are.
 
 ``id:`` and 64 hexadecimal digits is a number that was drawn.
 """
@@ -18,21 +19,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-PATTERN = r"^(sha256|pieces|id):[0-9a-f]{64}$"
+PATTERN = r"^(blake3-64k|sha256|pieces|id):[0-9a-f]{64}$"
 
 LONGEST_KEY = 66
 """Characters."""
 
-SHA256, PIECES, DRAWN = "sha256:", "pieces:", "id:"
-_LETTERS = {PIECES: "p", DRAWN: "id"}
-"""What keys begin with that are not of a SHA-256: no hexadecimal digit is a ``p`` or an ``i``."""
+BLAKE3, SHA256, PIECES, DRAWN = "blake3-64k:", "sha256:", "pieces:", "id:"
+_LETTERS = {BLAKE3: "m", PIECES: "p", DRAWN: "id"}
+"""What keys begin with that are not of a SHA-256: no hexadecimal digit is an ``m``, a ``p`` or an ``i``."""
 
-LARGEST_WHOLE = 1 << 30
-"""Bytes: of zeros alone, 0.6 s."""
 PIECE = 4 << 20
 """Bytes."""
 ZEROS = bytes(PIECE)
-"""A piece. To ``Sum.add`` this very object costs nothing."""
+"""A piece. To the sums that know it, this very object costs nothing."""
 
 
 def key_of(digest: str) -> str:
@@ -60,13 +59,13 @@ def kind_of(digest: str) -> str:
     return digest[: digest.index(":") + 1]
 
 
-def kind_for(size: int) -> str:
-    """The kind of the sum of so many bytes."""
-    return SHA256 if size <= LARGEST_WHOLE else PIECES
+def proves_chunks(digest: str) -> bool:
+    """Whether a host can check each chunk that it gets of the image, and not only the whole."""
+    return kind_of(digest) == BLAKE3
 
 
 class Sum:
-    """Adds content up, piece by piece."""
+    """Adds content up, piece by piece, to a digest of an earlier kind. ``drivers.manifest.Writer`` makes the others."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -82,3 +81,6 @@ class Sum:
 
     def digest(self) -> str:
         return self._kind + self._whole.hexdigest()
+
+    def keep(self) -> None:
+        """Nothing: there is no manifest."""

@@ -57,7 +57,7 @@ class Agent:
             died=lambda image: self.upkeep.images.died(image),
             step=step,
         )
-        store = ImageStore(config.state / "images", Room(config.state, config.reserve))
+        store = ImageStore(config.state, Room(config.state, config.reserve))
         volt = VoltLink(_volt_client(config), config.name, source.address)
         accel = _accel(config)
         machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", accel.use)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from drivers.digests import digest_of, key_of
+from drivers.digests import digest_of, key_of, proves_chunks
 from drivers.errors import DriverError
 from virtman import models
 from virtman.errors import VirtmanError
@@ -74,37 +74,43 @@ def _unlisted_origins(stacks: Stacks, records: list[ImageRecord]) -> tuple[list[
     return [record for record in unlisted if not record.children], [r.name for r in unlisted if r.children]
 
 
-# Content and caches, by key (``Image.key``)
+# Content, manifests and caches, by key (``Image.key``)
 
 
 def kept_keys(stacks: Stacks) -> set[str]:
-    """Keys of all content and caches of this host. Raises DriverError, HostTrouble."""
+    """Keys of all content, manifests and caches of this host. Raises DriverError, HostTrouble."""
     return {*stacks.source.kept(), *stacks.store.keys()}
 
 
 def unreferenced(stacks: Stacks, records: Collection[ImageRecord], keys: Iterable[str]) -> set[str]:
     """Those of the keys that none of these records refers to; none of them if there are unreadable records."""
-    used = {record.digest for record in records if not record.leaving}
+    used = {digest for record in records if not record.leaving for digest in record.digests}
     return set() if stacks.records.unreadable() else {key for key in keys if digest_of(key) not in used}
 
 
 def _size(stacks: Stacks, key: str) -> int:
     """The bytes that ``remove`` would free."""
-    content = 0 if stacks.store.publishing.held() else stacks.store.size(key)
-    return content + stacks.source.kept_size(key)
+    held = stacks.store.publishing.held()
+    if held and proves_chunks(digest_of(key)):
+        return 0
+    return stacks.source.kept_size(key) + (0 if held else stacks.store.size(key))
 
 
 def remove(stacks: Stacks, key: str, publishing: str = "") -> int:
-    """Delete the content and cache of a key, unless a stack refers to the key or may do so. Returns the bytes freed.
+    """Delete the content, manifest and cache of a key, unless a stack refers to the key or may do so.
 
-    The content stays while an image other than ``publishing`` is being published, whose record is yet to come.
-    Raises DriverError, HostTrouble.
+    The content stays while an image other than ``publishing`` is being published, whose record is yet to come. So
+    does a cache with a manifest, which may be that of the content. Returns the bytes freed. Raises DriverError,
+    HostTrouble.
     """
     with stacks.store.lock:
         if not unreferenced(stacks, stacks.records.all(), [key]):
             return 0
-        content = 0 if stacks.store.publishing.held(but=publishing) else stacks.store.remove(key)
-        return content + stacks.source.forget(key)
+        held = stacks.store.publishing.held(but=publishing)
+        if held and proves_chunks(digest_of(key)):
+            return 0
+        freed = stacks.source.forget(key)  # first: the manifest tells what the cache has of the image
+        return freed + (0 if held else stacks.store.remove(key))
 
 
 def discard(stacks: Stacks, digests: Collection[str]) -> None:

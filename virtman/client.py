@@ -90,9 +90,9 @@ class AgentClient:
     ) -> models.Published:  # fmt: skip
         """Publish a raw file, or a block device, without copying it; the agent serves it as long as it is the same.
 
-        ``trust``: the digest (``sha256:…``, ``pieces:…`` or ``id:…``) that its content has, as the caller knows.
-        ``digest``: have the sum computed in the background. A caller that is not root opens the file with
-        its own rights, and passes it.
+        ``trust``: the digest (``blake3-64k:…``, ``sha256:…``, ``pieces:…`` or ``id:…``) that its content has, as the
+        caller knows. ``digest``: have the sum computed in the background. A caller that is not root opens the file
+        with its own rights, and passes it.
         """
         from virtman.fdpassing import opened, pass_to
 

@@ -2,6 +2,9 @@
 
 A raw or qcow2 file is copied in, so that nobody can change an image once it is published, and its digest is computed
 over the copy. Neither takes time for holes (but see drivers/digests.py).
+
+Beside the images are manifests (drivers/manifest.py). The chunk store has its own in the same folder, of images that
+are only read. An image in place has a manifest once its content was read, if that gave a digest with one.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from drivers import manifest
 from drivers.base import Image
-from drivers.digests import PIECE, ZEROS, Sum, kind_for
+from drivers.digests import BLAKE3, PIECE, ZEROS, Sum
 from drivers.host.durable import sync
 from drivers.host.folders import matching
 from drivers.host.locks import NamedLocks
@@ -20,30 +25,35 @@ from drivers.host.space import Room
 from virtman.convert import RAW, Content, Progress, convert
 from virtman.hostfiles import data_from, translate_os_errors
 
+Total = Sum | manifest.Writer
+"""Adds content up, piece by piece, to a digest, which may have a manifest."""
+
 
 class ImageStore:
-    """The folder of published images."""
+    """The folders of published images and of manifests, in the agent's state folder."""
 
-    def __init__(self, folder: Path, room: Room) -> None:
-        self.folder, self.room = folder, room
+    def __init__(self, state: Path, room: Room) -> None:
+        self.folder, self.room = state / "images", room
+        self._state = state
         self.lock = threading.Lock()
         """Held while a record begins to refer to content, and while content that no record refers to is deleted."""
         self.publishing = NamedLocks()
         """Held by name while an image is published: no record may refer yet to the content that it brings."""
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self.folder, state / manifest.FOLDER):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, image: Image) -> Path:
         return self.folder / f"{image.key}.raw"
 
     def clean(self) -> None:
         """Remove what interrupted imports left. Call when none runs."""
-        for torn in self.folder.glob(".import-*"):
+        for torn in (*self.folder.glob(".import-*"), *(self._state / manifest.FOLDER).glob(f"{manifest.TORN}*")):
             torn.unlink()
 
-    def add(self, name: str, source: Content, progress: Progress, kind: str | None = None) -> Image:
+    def add(self, name: str, source: Content, progress: Progress, kind: str = BLAKE3) -> Image:
         """Copy a disk in. The same content again costs the copy, and keeps one file.
 
-        ``kind``: that of the digest, if the image has one already; else the size says it.
+        ``kind``: that of the digest, if the image has one already.
 
         Raises NoRoom, HostTrouble, or the content's ``fault``.
         """
@@ -52,41 +62,63 @@ class ImageStore:
             try:
                 convert(source, temporary, RAW, progress, self.room)
                 size = temporary.stat().st_size
-                image = Image(name, size, _digest(temporary, size, kind or kind_for(size), progress))
+                with self.adding_up(kind, size) as total:
+                    image = Image(name, size, _digest(temporary, size, total, progress))
+                    total.keep()
                 temporary.rename(self.path(image))
                 sync(self.folder)
             finally:
                 temporary.unlink(missing_ok=True)
         return image
 
+    @contextmanager
+    def adding_up(self, kind: str, size: int) -> Iterator[Total]:
+        """What makes a digest of ``size`` bytes, and its manifest, which is gone afterwards unless it is kept.
+
+        Raises OSError.
+        """
+        if kind == BLAKE3:
+            with manifest.writing(self._state, size) as total:
+                yield total
+        else:
+            yield Sum(kind)
+
     def remove(self, key: str) -> int:
-        """Delete an image's content. Returns the bytes of disk space freed. Raises HostTrouble."""
-        path = self.folder / f"{key}.raw"
-        with translate_os_errors(f"removing {path}"):
-            try:
-                freed = path.stat().st_blocks * 512
-                path.unlink()
-            except FileNotFoundError:
-                return 0
-            sync(self.folder)
-            return freed
+        """Delete an image's content and manifest. Returns the bytes of disk space freed. Raises HostTrouble."""
+        freed = 0
+        for path in self._files(key):  # the content first: it always has its manifest
+            with translate_os_errors(f"removing {path}"):
+                taken = _file_bytes(path)
+                if taken is not None:
+                    path.unlink()
+                    sync(path.parent)
+                    freed += taken
+        return freed
 
     def size(self, key: str) -> int:
         """The bytes of disk space that ``remove`` would free."""
-        try:
-            return (self.folder / f"{key}.raw").stat().st_blocks * 512
-        except FileNotFoundError:
-            return 0
+        return sum(_file_bytes(path) or 0 for path in self._files(key))
 
-    def keys(self) -> list[str]:
-        """Keys of the images that are here. Raises HostTrouble."""
-        with translate_os_errors(f"reading {self.folder}"):
-            return [path.stem for path in matching(self.folder, "[!.]*.raw")]
+    def keys(self) -> set[str]:
+        """Keys of the images with content or a manifest here. Raises HostTrouble."""
+        with translate_os_errors(f"reading the images and manifests in {self._state}"):
+            return {*(path.stem for path in matching(self.folder, "[!.]*.raw")), *manifest.keys(self._state)}
+
+    def _files(self, key: str) -> tuple[Path, Path]:
+        return self.folder / f"{key}.raw", manifest.path_of(self._state, key)
 
 
-def _digest(path: Path, size: int, kind: str, progress: Progress) -> str:
+def _file_bytes(path: Path) -> int | None:
+    """Disk space the file takes; None if there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return None
+
+
+def _digest(path: Path, size: int, total: Total, progress: Progress) -> str:
     """The digest of a copy, which is on the disk then."""
-    total, done = Sum(kind), 0
+    done = 0
     with path.open("rb") as file:
         for piece in _pieces(file.fileno(), size):
             total.add(piece)

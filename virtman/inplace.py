@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from drivers.base import Opened
-from drivers.digests import DRAWN, kind_for, kind_of
+from drivers.digests import BLAKE3, DRAWN, kind_of
 from drivers.host import blockdev, descriptors
 from drivers.host.retry import until
 from virtman.convert import RAW
@@ -216,10 +216,10 @@ def _wrong(record: ImageRecord) -> str:
     return f"{known.path} holds {known.content}, and not {record.digest}"
 
 
-def kind_of_sum(record: ImageRecord, size: int) -> str:
-    """The kind of digest to compute of ``size`` bytes: that of the trusted digest, if this is a sum."""
+def kind_of_sum(record: ImageRecord) -> str:
+    """The kind of digest to compute: that of the trusted digest, if this is a sum."""
     kind = kind_of(str(record.digest))
-    return kind_for(size) if kind == DRAWN else kind
+    return BLAKE3 if kind == DRAWN else kind
 
 
 def _unserved(record: ImageRecord, why: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivers.base import Image
-from drivers.digests import DRAWN, draw, key_of, kind_of
+from drivers.digests import BLAKE3, DRAWN, draw, key_of, kind_of
 from drivers.errors import DriverError
 from drivers.host.locks import NamedLocks
 from virtman import inplace, models
@@ -61,7 +61,7 @@ class Publishing:
 
     def _publish(self, name: str, content: Content, progress: Progress) -> models.Published:
         with self._store.publishing.hold(name):
-            kind = self._check_name(name, content.size)
+            kind = self._check_name(name, content.size) or BLAKE3
             image = self._published_already(name, content, progress) or self._store.add(name, content, progress, kind)
             self._step("publish:stored")
             try:
@@ -181,8 +181,8 @@ class Publishing:
         with self._store.publishing.hold(name):
             record = self._published(name)
             withdrawn = self._unpublish(name, when_unused=when_unused)
-            if when_unused and not withdrawn and record.digest is not None:
-                remove(self._stacks, key_of(record.digest), publishing=name)
+            for digest in record.digests if when_unused and not withdrawn else ():
+                remove(self._stacks, key_of(digest), publishing=name)
         self._stacks.changed()
         return models.Unpublished(name=name, serving=self._stacks.source.serving(name), withdrawn=withdrawn)
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from drivers.digests import PIECE, Sum
+from drivers.digests import PIECE
 from virtman.errors import HostTrouble
 from virtman.hostfiles import translate_os_errors
+from virtman.imagestore import Total
 
 NICE = 19
 ENDS_WITHIN = 60.0
@@ -63,23 +64,24 @@ class Readers:
             reader.ending.set()
 
 
-def digest_of(fd: int, size: int, kind: str, reader: Reader) -> str | None:
-    """The digest of ``size`` bytes of an open file or device; None if the reader is to end. Raises HostTrouble.
+def digest_of(fd: int, size: int, total: Total, reader: Reader) -> str | None:
+    """The digest of ``size`` bytes of an open file or device; None if the reader is to end.
 
     After each piece the reader rests for as long as the piece took, so that others get half of the disk's time.
+    Raises HostTrouble, and OSError for the manifest.
     """
     with suppress(OSError):  # of this thread alone (Linux: setpriority(2))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    total, done = Sum(kind), 0
-    with translate_os_errors("reading what is served in place"):
-        while done < size:
-            begun = time.monotonic()
-            piece = os.pread(fd, min(PIECE, size - done), done)
-            if not piece:
-                raise HostTrouble(f"what is served in place ends after {done} bytes, and not after {size}")
-            total.add(piece)
-            os.posix_fadvise(fd, done, len(piece), os.POSIX_FADV_DONTNEED)  # memory is for what VMs read
-            done += len(piece)
-            if reader.ending.wait(time.monotonic() - begun):
-                return None
+    done = 0
+    while done < size:
+        begun, wanted = time.monotonic(), min(PIECE, size - done)
+        with translate_os_errors("reading what is served in place"):
+            piece = os.pread(fd, wanted, done)
+            os.posix_fadvise(fd, done, wanted, os.POSIX_FADV_DONTNEED)  # memory is for what VMs read
+        done += len(piece)
+        if len(piece) < wanted:
+            raise HostTrouble(f"what is served in place ends after {done} bytes, and not after {size}")
+        total.add(piece)
+        if reader.ending.wait(time.monotonic() - begun):
+            return None
     return total.digest()

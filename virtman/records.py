@@ -319,6 +319,12 @@ class ImageRecord(Record):
             raise StateDamaged(f"image {self.name!r}: its record has no size and digest yet")
         return Image(self.name, self.size, self.digest)
 
+    @property
+    def digests(self) -> set[str]:
+        """Those of content, caches and manifests that the stack may need: of an image in place also what it holds."""
+        held = None if self.in_place is None else self.in_place.content
+        return {digest for digest in (self.digest, held) if digest is not None}
+
     def with_in_place(self, **fields: object) -> Self:
         """The record of an image in place, with other facts of the file or device."""
         if self.in_place is None:

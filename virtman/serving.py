@@ -10,6 +10,7 @@ from drivers.base import Opened
 from virtman import inplace
 from virtman.errors import OriginChanged, OriginMissing
 from virtman.hostfiles import translate_os_errors
+from virtman.imagestore import Total
 from virtman.reading import digest_of
 from virtman.records import ImageRecord, InPlace, Role
 from virtman.stacks import Stacks
@@ -163,26 +164,39 @@ def compute_digest(stacks: Stacks, name: str) -> None:
     An image that proves to have another digest than was trusted is not served any more. Raises OriginChanged,
     OriginMissing, HostTrouble, NoRoom, DriverError.
     """
-    with stacks.readers.reading(name) as reader:
-        record = stacks.records.get(name)
-        if record is None or not wants_digest(stacks, record):
-            return
-        with inplace.opened(record) as (now, opened):
-            content = digest_of(opened.fd, now.size, inplace.kind_of_sum(record, now.size), reader)
-        if content is None:
-            return
-        with inplace.opened(record):
-            log.info("image %s: %s holds %s", name, now.path, content)  # nothing has changed meanwhile
-    _note_content(stacks, record, content)
+    record = stacks.records.get(name)
+    if record is None or not wants_digest(stacks, record):
+        return
+    kind, size = inplace.kind_of_sum(record), record.image.size
+    with translate_os_errors(f"writing the manifest of image {name}"), stacks.store.adding_up(kind, size) as total:
+        content = _read_for_digest(stacks, record, total)
+        if content is not None:
+            _note_content(stacks, record, content, total)
 
 
-def _note_content(stacks: Stacks, record: ImageRecord, content: str) -> None:
+def _read_for_digest(stacks: Stacks, record: ImageRecord, total: Total) -> str | None:
+    """The digest of an image in place; None if the image is not to be read any more."""
+    with stacks.readers.reading(record.name) as reader:
+        now = stacks.records.get(record.name)
+        if now is None or not wants_digest(stacks, now):
+            return None
+        with inplace.opened(record) as (found, opened):
+            content = digest_of(opened.fd, found.size, total, reader)
+        if content is not None:
+            with inplace.opened(record):
+                log.info("image %s: %s holds %s", record.name, found.path, content)  # nothing has changed meanwhile
+        return content
+
+
+def _note_content(stacks: Stacks, record: ImageRecord, content: str, total: Total) -> None:
     with stacks.holding(record.name) as now:
         if now is None or now.in_place is None or record.in_place is None or not wants_digest(stacks, now):
             return
         if now.digest != record.digest or inplace.differs(now.in_place, record.in_place):
             return
         known = now.with_in_place(content=content)
-        stacks.records.put(known.name, known)
+        with stacks.store.lock:
+            total.keep()
+            stacks.records.put(known.name, known)
         stacks.step("in-place:digested")
         build(stacks, known)  # raises OriginChanged if this is not what was published

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from drivers.digests import key_of
 from drivers.errors import NotServing
 from drivers.nbd.probe import Client
 from tests.patience import PATIENCE, wait_until
@@ -25,9 +25,8 @@ class OtherContentTest(HostsTestCase):
         old, new = self.image_file("old"), self.image_file("new")
         reader = self.host("reader")
         origin, first, second = self.host("origin").start(), reader.start(), self.host("second").start()
-        origin.publish("img", old)
+        path, key = self.folder / "r-reader" / "serve" / "img.sock", key_of(origin.publish("img", old).digest)
         first.create("vm", "img")
-        path, key = self.folder / "r-reader" / "serve" / "img.sock", hashlib.sha256(old.read_bytes()).hexdigest()
         with Client(path, key, timeout=PATIENCE) as client:
             self.assertEqual(old.read_bytes()[:MIB], client.read(0, MIB))
         reader.kill()

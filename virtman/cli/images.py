@@ -15,7 +15,7 @@ from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
-    from virtman.models import ImageHere
+    from virtman.models import Image, ImageHere
 
 
 class _Begun(Exception):
@@ -97,18 +97,28 @@ def unpublish(client: AgentClient, image: str, when_unused: bool) -> Answer:
 
 @options.command()
 def images(client: AgentClient) -> Answer:
-    """List the published images."""
+    """List the published images.
+
+    Hosts cannot check each chunk that they read of an unverified image: it is in place, or of an earlier version.
+    """
     answer = client.images()
     rows = [
         [
             image.name, size_text(image.size), ", ".join(image.origins), image.nodes,
             image.here and _here(image.here),
-            size_text(image.here.held_bytes if image.here else 0), "withdrawn" if image.withdrawn else "published",
+            size_text(image.here.held_bytes if image.here else 0), _state(image),
         ]
         for image in answer
     ]  # fmt: skip
     columns = ("IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED HERE", "STATE")
     return Answer(answer, partial(table, columns, rows))
+
+
+def _state(image: Image) -> str:
+    from drivers.digests import proves_chunks
+
+    state = "withdrawn" if image.withdrawn else "published"
+    return state if proves_chunks(image.digest) else f"{state}, unverified"
 
 
 def _here(here: ImageHere) -> str:

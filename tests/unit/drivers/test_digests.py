@@ -14,7 +14,8 @@ from drivers.cache.cachefiles import file_of, key_of, label
 from tests.unit.virtman.scene import folder_for
 
 DIGITS = st.text("0123456789abcdef", min_size=64, max_size=64)
-DIGESTS = st.tuples(st.sampled_from(["sha256:", "pieces:", "id:"]), DIGITS).map("".join)
+KINDS = (digests.BLAKE3, digests.SHA256, digests.PIECES, digests.DRAWN)
+DIGESTS = st.tuples(st.sampled_from(KINDS), DIGITS).map("".join)
 
 
 class DigestsTest(TestCase):
@@ -34,10 +35,13 @@ class DigestsTest(TestCase):
         self.assertEqual(9, len(drawn))
         self.assertEqual([], [digest for digest in drawn if not re.match(digests.PATTERN, digest)])
 
-    def test_caches_have_files_and_maps_of_both_kinds(self) -> None:
+    def test_only_names_of_chunks_prove_chunks(self) -> None:
+        self.assertEqual([digests.BLAKE3], [kind for kind in KINDS if digests.proves_chunks(kind + "1" * 64)])
+
+    def test_caches_have_files_and_maps_of_all_kinds(self) -> None:
         folder = folder_for(self)
-        images = [Image("debian", 512, f"{kind}:{'1' * 64}") for kind in ("sha256", "id")]
-        self.assertEqual(2, len({label(image) for image in images}))
+        images = [Image("debian", 512, f"{kind}:{'1' * 64}") for kind in ("blake3-64k", "sha256", "id")]
+        self.assertEqual(3, len({label(image) for image in images}))
         for image in images:
             file = file_of(folder, image, "qcow2")
             file.touch()

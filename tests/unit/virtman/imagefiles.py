@@ -9,10 +9,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from blake3 import blake3
 from testtools import TestCase
 from testtools.matchers import Contains
 
+from drivers.digests import BLAKE3
 from drivers.host.space import Room
+from drivers.manifest import CHUNK, NAME, PAGE
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import BadImageFile
 from virtman.imagefile import inspect
@@ -24,6 +27,15 @@ CONTENT = random.Random(1).randbytes(MIB) + bytes(2 * MIB) + b"end".ljust(512, b
 def qemu_img(*arguments: object) -> None:
     """Run it."""
     subprocess.run(["qemu-img", *map(str, arguments)], check=True, capture_output=True)
+
+
+def digest_of(content: bytes) -> str:
+    """The digest of an image with this content, as drivers/manifest.py describes it."""
+    chunks = [content[at : at + CHUNK].ljust(CHUNK, b"\0") for at in range(0, len(content), CHUNK)]
+    names = [bytes(NAME) if chunk == bytes(CHUNK) else blake3(chunk).digest() for chunk in chunks]
+    pages = [b"".join(names[at : at + PAGE]) for at in range(0, len(names), PAGE)]
+    listed = b"".join(blake3(page).digest() for page in pages)
+    return BLAKE3 + blake3(len(content).to_bytes(8, "little") + listed).hexdigest()
 
 
 class ImagesTest(TestCase):

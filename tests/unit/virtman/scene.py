@@ -102,7 +102,7 @@ class Scene:
 
     def start(self) -> None:
         """Make the agent's parts, over what is there."""
-        self.store = ImageStore(self.folder / "images", space.Room(self.folder))
+        self.store = ImageStore(self.folder, space.Room(self.folder))
         self.image_shelf = SmallShelf(self.folder / "records" / "images", ImageRecord, self.room)
         self.vm_shelf = SmallShelf(self.folder / "records" / "vms", VmRecord, self.room)
         self.stacks = Stacks(

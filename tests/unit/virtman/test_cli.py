@@ -156,7 +156,7 @@ class SnapshotCommandsTest(AgentCliTest):
         self.assertThat(self.fails("export", "debian", f"{file}-2"), Contains("cannot copy image debian"))
         missing = self.run_virtman("export", "other", f"{file}-2", code=3)
         self.assertThat(missing.stderr, Contains("no VM 'other'"))
-        self.assertThat(self.out("publish", "mine", "--from-vm", "vm"), Contains("mine: 1M, sha256:"))
+        self.assertThat(self.out("publish", "mine", "--from-vm", "vm"), Contains("mine: 1M, blake3-64k:"))
         for arguments in ([], [str(file), "--from-vm", "vm"]):
             self.assertThat(self.misused("publish", "mine", *arguments), Contains("either FILE or --from-vm VM"))
 
@@ -368,7 +368,9 @@ class ImageCommandsTest(AgentCliTest):
         file = self.site.image_file()
         self.addCleanup(os.chdir, Path.cwd())
         os.chdir(file.parent)
-        self.assertThat(self.out("publish", "mine", file.name), MatchesRegex(r"mine: 1M, sha256:[0-9a-f]{64}\n$"))
+        self.assertThat(self.out("publish", "mine", file.name), MatchesRegex(r"mine: 1M, blake3-64k:[0-9a-f]{64}\n$"))
+        (line,) = [line for line in self.out("images").splitlines() if line.startswith("mine ")]
+        self.assertThat(line, MatchesRegex(r".* published$"))
         self.assertEqual("other is being published\n", self.out("publish", "other", file, "--detach"))
         wait_until(lambda: "other" in self.site.volt.images)
 
@@ -391,7 +393,7 @@ class ImageCommandsTest(AgentCliTest):
             )
         file = str(self.site.image_file())
         said = self.fails("publish", "mine", file, "--in-place", "--trust", "md5:1")
-        self.assertThat(said, Contains("(sha256|pieces|id):"))
+        self.assertThat(said, Contains("(blake3-64k|sha256|pieces|id):"))
 
     def test_unpublish(self) -> None:
         self.run_virtman("publish", "mine", self.site.image_file())
@@ -418,8 +420,8 @@ class ImageCommandsTest(AgentCliTest):
         self.json("status")
         lines = self.out("images").splitlines()
         self.assertEqual(["IMAGE", "SIZE", "ORIGIN", "HOSTS", "HERE", "CACHED", "HERE", "STATE"], lines[0].split())
-        self.assertThat(lines[1], MatchesRegex(r"alpine +2M +other +0 +- +0B +withdrawn$"))
-        self.assertThat(lines[2], MatchesRegex(r"debian +1M +other +1 +host \(attached\) +1M +published$"))
+        self.assertThat(lines[1], MatchesRegex(r"alpine +2M +other +0 +- +0B +withdrawn, unverified$"))
+        self.assertThat(lines[2], MatchesRegex(r"debian +1M +other +1 +host \(attached\) +1M +published, unverified$"))
         self.assertEqual([True, False], [image["withdrawn"] for image in self.json("images")])
         self.assertEqual(["alpine", "debian"], [image["name"] for image in self.json("images")])
 

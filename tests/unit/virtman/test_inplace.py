@@ -10,7 +10,7 @@ from unittest import mock
 
 from testtools import TestCase
 
-from drivers.digests import LARGEST_WHOLE, PIECES, SHA256
+from drivers.digests import BLAKE3, SHA256
 from tests.unit.virtman.scene import folder_for
 from virtman import inplace
 from virtman.errors import BadImageFile, OriginChanged, OriginMissing
@@ -199,8 +199,8 @@ class OpenedTest(InPlaceTest):
         self.assertIn(f"holds {OTHER}, and not {SUM}", self.why_not(self.record(SUM, content=OTHER)))
         self.open(self.record(SUM, content=SUM))
         self.open(self.record(DRAWN, content=SUM))
-        kinds = [inplace.kind_of_sum(self.record(digest), LARGEST_WHOLE + 1) for digest in (SUM, DRAWN)]
-        self.assertEqual([SHA256, PIECES], kinds)
+        kinds = [inplace.kind_of_sum(self.record(digest)) for digest in (SUM, DRAWN)]
+        self.assertEqual([SHA256, BLAKE3], kinds)
 
     def test_it_is_one_sentence_that_names_the_ways_out(self) -> None:
         record = self.record()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from testtools import TestCase
 
-from drivers.digests import PIECE, PIECES, SHA256
+from drivers.digests import PIECE, PIECES, SHA256, Sum
 from tests.unit.virtman.scene import folder_for
 from virtman.errors import HostTrouble
 from virtman.reading import NICE, Reader, Readers, digest_of
@@ -29,7 +29,7 @@ class DigestTest(TestCase):
 
         def act() -> str | None:
             with self.file.open("rb") as file:
-                found = digest_of(file.fileno(), size, kind, reader)
+                found = digest_of(file.fileno(), size, Sum(kind), reader)
             self.assertEqual(NICE, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
             return found
 

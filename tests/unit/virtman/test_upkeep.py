@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,16 @@ from testtools import TestCase
 from testtools.matchers import Contains
 
 from drivers.base import Image
-from drivers.digests import draw
+from drivers.digests import BLAKE3, draw, key_of
 from drivers.errors import BadVolume, DriverError
+from drivers.manifest import FOLDER, path_of
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL, VolumesDouble
 from tests.doubles.volt import HERE, INTERVAL, digest_of, link_to, parent
 from tests.patience import PATIENCE
 from tests.unit.clock import Clock
+from tests.unit.virtman import imagefiles
 from tests.unit.virtman.scene import MIB, TROUBLE, Scene, await_quiet, damage
-from virtman import creating, hosting, origins, reading, serving
+from virtman import cleaning, creating, hosting, origins, reading, serving
 from virtman.errors import CoordinatorDown, OriginChanged
 from virtman.imagekeeper import IDLE_CHECK, USED_CHECK
 from virtman.inplace import to_publish
@@ -54,8 +55,8 @@ class UpkeepTest(TestCase):
         self.upkeep.queue.start()
         self.addCleanup(self.upkeep.queue.stop)
 
-    def attached(self, name: str = "debian") -> ImageRecord:
-        self.volt.offer(name)
+    def attached(self, name: str = "debian", digest: str = "") -> ImageRecord:
+        self.volt.offer(name, digest=digest)
         record = hosting.ensure(self.scene.stacks, name)
         self.settle()
         self.scene.changes = 0
@@ -444,9 +445,18 @@ class InPlaceTest(UpkeepTest):
         self.settle()
         known = self.scene.record("mine").in_place
         assert known is not None
-        self.assertEqual(f"sha256:{hashlib.sha256(self.file.read_bytes()).hexdigest()}", known.content)
+        self.assertEqual(imagefiles.digest_of(self.file.read_bytes()), known.content)
         self.assertIn("mine", self.host.served)
         self.assertEqual({}, self.upkeep.queue.troubles())
+
+    def test_the_manifest_of_what_was_read_stays_until_the_image_is_gone(self) -> None:
+        origins.add_origin(self.scene.stacks, self.image, self.in_place.model_copy(update={"digest": True}))
+        self.settle()
+        file = path_of(self.scene.folder, key_of(imagefiles.digest_of(self.file.read_bytes())))
+        self.assertTrue(cleaning.gc(self.scene.stacks).freed_bytes == 0 and file.exists())
+        del self.volt.images["mine"], self.volt.places["mine"]
+        self.assertGreater(cleaning.gc(self.scene.stacks).freed_bytes, 0)
+        self.assertFalse(file.exists())
 
     def test_a_digest_of_what_changed_meanwhile_is_none(self) -> None:
         self.upkeep.stopped = True
@@ -462,6 +472,7 @@ class InPlaceTest(UpkeepTest):
         known = self.scene.record("mine").in_place
         assert known is not None
         self.assertIsNone(known.content)
+        self.assertEqual([], [*(self.scene.folder / FOLDER).iterdir()])
 
 
 class ReportsTest(UpkeepTest):
@@ -556,6 +567,16 @@ class WithdrawnTest(UpkeepTest):
         with self.scene.store.publishing.hold("another"):
             self.beat(3)
             self.assertEqual(({}, 1), (self.host.leftovers(), len(list(self.scene.store.keys()))))
+        self.beat()
+        self.assert_gone()
+
+    def test_a_cache_with_a_manifest_is_not_deleted_while_something_is_published_and_is_later(self) -> None:
+        """What is published may have the same content, and so the same manifest."""
+        image = self.attached(digest=BLAKE3 + "1" * 64).image
+        self.withdraw()
+        with self.scene.store.publishing.hold("another"):
+            self.beat(3)
+            self.assertEqual(({}, {image.key}), (self.host.leftovers(), set(self.host.caches)))
         self.beat()
         self.assert_gone()
 
