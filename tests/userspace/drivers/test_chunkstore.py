@@ -9,9 +9,14 @@ from pathlib import Path
 from drivers.base import Parent, PathState
 from drivers.chunkstore.source import ChunkSource
 from drivers.errors import BadAddress, DriverError, NoParents
+from drivers.host.space import Room
+from drivers.manifest import path_of
 from tests.contracts import drivers as contracts
 from tests.patience import wait_until
 from tests.userspace.drivers.chunkhosts import MIB, ChunkHostCase
+from virtman.client import silently
+from virtman.imagefile import inspect
+from virtman.imagestore import ImageStore
 
 ACTIVE = PathState.ACTIVE
 
@@ -43,6 +48,18 @@ class ChunkSourceTest(ChunkHostCase):
         held = image.size  # nothing proves that a chunk of such an image is one of zeros
         self.assertEqual([held, held], [host.source.held(image).held_bytes for host in (middle, leaf)])
         wait_until(lambda: leaf.states(image)[0] is ACTIVE)
+
+    def test_the_manifest_of_a_copy_proves_what_a_host_reads_and_zeros_are_not_kept(self) -> None:
+        _, file = self.make_image()
+        top, child = self.host("top"), self.host("child")
+        store = ImageStore(top.place.state, Room(top.place.state))
+        image = store.add("img", inspect(file), silently)
+        top.serve_file(image, store.path(image), "child")
+        child.join(image, [top])
+        self.assert_same(child.uri(image), file)
+        self.assertEqual(6 * MIB, child.source.held(image).held_bytes)
+        published, fetched = (path_of(host.place.state, image.key).read_bytes() for host in (top, child))
+        self.assertEqual(published, fetched)
 
     def test_a_host_that_is_no_child_reads_nothing_and_one_that_is_named_later_does(self) -> None:
         image, file = self.make_image(MIB)
