@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import re
+import secrets
 import shutil
 import socket
 import sys
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.errors import LabError, Leftovers, NotReady
+from lab.network import Network
 from lab.process import Service, kill_and_wait, processes_of
 from lab.running import Running
 from lab.tools import run
@@ -27,13 +29,17 @@ log = logging.getLogger(__name__)
 READY_TIMEOUT = 180.0
 """Seconds for one process to answer, on a machine that is busy starting a hundred of them."""
 STARTS_AT_ONCE = 16
+VOLT = "volt"
+"""Volt's name in the cluster's network."""
+VOLT_PORT, PORT = 8700, 10809
+"""Ports of Volt and of each host's chunk store, where each has an address of its own."""
 
 
 class Cluster(Running):
     """Context manager: Volt and ``hosts`` agents. The first host is called origin, the others host-1, host-2, ….
 
-    ``agents`` and ``names`` have the hosts in that order. At the end the VMs, the storage daemons and the sockets of
-    all hosts are gone, or Leftovers says what had to be removed by force. Logs and states stay in ``folder``.
+    ``agents`` and ``names`` have the hosts in that order. At the end the VMs, the chunk stores and the sockets of all
+    hosts are gone, or Leftovers says what had to be removed by force. Logs and states stay in ``folder``.
     """
 
     def __init__(
@@ -46,19 +52,23 @@ class Cluster(Running):
         volt_options: Sequence[str] = (),
         agent_options: Sequence[str] = (),
         agent: Sequence[str | Path] | None = None,
+        network: Network | None = None,
     ) -> None:
         """Nothing is started yet. ``accel`` is ``kvm`` or ``tcg``, as ``proven_accel`` found; ``agent``: another.
 
-        ``libvirt``: that of all hosts, or of each.
+        ``libvirt``: that of all hosts, or of each. ``network``: one with ``network_names(hosts)``, entered already;
+        without it all hosts are at a loopback address.
         """
         self.folder = folder
-        self.names = ["origin", *(f"host-{number}" for number in range(1, hosts))]
+        _, *self.names = network_names(hosts)
         self.volt_url = ""
         self._volt_options = list(volt_options)
-        self._agent_options = ["--stack", "chunkstore", "--port", "0", "--accel", accel, *agent_options]
+        self._agent_options = ["--stack", "chunkstore", "--accel", accel, *agent_options]
         self._libvirts = [libvirt] * hosts if isinstance(libvirt, str) else list(libvirt)
         self._agent: list[str | Path] = [*(agent or [tool("virtman"), "agent"])]
-        self._volt_listen = "127.0.0.1:0"
+        self._network = network
+        self._token_file = folder / "volt.token" if network else None
+        self._volt_listen = f"{network.address(VOLT)}:{VOLT_PORT}" if network else "127.0.0.1:0"
         self._run = Path("/nonexistent")
         self._volt: Service | None = None
         self._volt_client: VoltClient | None = None
@@ -89,6 +99,9 @@ class Cluster(Running):
         """Start Volt and all agents and wait until they answer. Raises NotReady."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._run = Path(tempfile.mkdtemp(prefix="vm-", dir="/tmp"))
+        if self._token_file is not None:
+            self._token_file.touch(mode=0o600)
+            self._token_file.write_text(secrets.token_hex())
         self.start_volt()
         self.agents = self._new_agents()
         with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
@@ -100,7 +113,10 @@ class Cluster(Running):
     def reconnect(self) -> None:
         """Make new clients: a process that was forked must not use the connections of the one before."""
         self.agents = self._new_agents()
-        self._volt_client = VoltClient(self.volt_url, timeout=READY_TIMEOUT)
+        self._volt_client = self._new_volt_client()
+
+    def _new_volt_client(self) -> VoltClient:
+        return VoltClient(self.volt_url, self._token_file, READY_TIMEOUT)
 
     def start_volt(self) -> None:
         """Start Volt, at the same address as before, and wait until it listens."""
@@ -108,15 +124,10 @@ class Cluster(Running):
         state.mkdir(exist_ok=True)
         log_file = self.folder / "volt.log"
         seen = log_file.stat().st_size if log_file.exists() else 0
-        argv: list[str | Path] = [
-            tool("volt"),
-            "serve",
-            "--listen",
-            self._volt_listen,
-            "--state",
-            state,
-            *self._volt_options,
-        ]
+        argv = [*self._on(VOLT), tool("volt"), "serve", "--listen", self._volt_listen, "--state", state]
+        if self._token_file is not None:
+            argv += ["--token-file", self._token_file]
+        argv += self._volt_options
         self._volt = Service("volt", argv, log_file)
         self._volt.start()
 
@@ -127,7 +138,7 @@ class Cluster(Running):
             return said is not None
 
         self._volt.wait_ready(listens, READY_TIMEOUT)
-        self._volt_client = self._volt_client or VoltClient(self.volt_url, timeout=READY_TIMEOUT)
+        self._volt_client = self._volt_client or self._new_volt_client()
 
     def stop_volt(self) -> None:
         """Stop Volt; its store stays. Hosts and VMs go on."""
@@ -142,13 +153,24 @@ class Cluster(Running):
     def start_agent(self, host: int) -> None:
         """Start a host's agent on what its folders hold, and wait until it answers."""
         self.run_folder(host).mkdir(exist_ok=True)
-        argv = [*self._agent, "--name", self.names[host], "--state", self.state_folder(host)]
-        argv += ["--run", self.run_folder(host), "--volt", self.volt_url]
+        name = self.names[host]
+        argv = [*self._on(name), *self._agent, "--name", name, "--state", self.state_folder(host)]
+        argv += ["--run", self.run_folder(host), "--volt", self.volt_url, *self._address_options(name)]
         argv += ["--libvirt", self._libvirts[host], *self._agent_options]
-        service = Service(self.names[host], argv, self.folder / f"{self.names[host]}.log")
+        service = Service(name, argv, self.folder / f"{name}.log")
         self._hosts[host] = service
         service.start()
         service.wait_ready(lambda: self._answers(host), READY_TIMEOUT)
+
+    def _on(self, name: str) -> list[str | Path]:
+        """What to put before a command to run it on a host, or where Volt is."""
+        return [*self._network.inside(name)] if self._network else []
+
+    def _address_options(self, name: str) -> list[str | Path]:
+        if self._network is None or self._token_file is None:
+            return ["--port", "0"]
+        address = self._network.address(name)
+        return ["--address", address, "--port", str(PORT), "--volt-token-file", self._token_file]
 
     def _answers(self, host: int) -> bool:
         # Asked first, because httpx leaves a socket open that could not connect.
@@ -161,7 +183,7 @@ class Cluster(Running):
         return False
 
     def kill_agent(self, host: int) -> None:
-        """SIGKILL to a host's agent; its storage daemons and VMs go on."""
+        """SIGKILL to a host's agent; its chunk store and VMs go on."""
         self._killed.add(host)
         self._hosts[host].kill()
 
@@ -210,6 +232,11 @@ class Cluster(Running):
         for host in set(range(len(self.names))) - self._killed:
             errors += [f"socket left: {path}" for path in self.run_folder(host).rglob("*") if path.is_socket()]
         return errors
+
+
+def network_names(hosts: int) -> list[str]:
+    """The names in the network of a cluster with so many hosts: Volt, the origin, the others."""
+    return [VOLT, "origin", *(f"host-{number}" for number in range(1, hosts))]
 
 
 def destroy_all(host: AgentClient) -> None:

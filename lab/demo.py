@@ -1,7 +1,8 @@
 """The demo: real VMs boot to their login prompt, at once, from one published image through a tree of hosts.
 
 ``python -m lab.demo [--hosts 4] [--vms 8]`` shows it and writes ``build/demo.json``. First one VM at a time on an
-otherwise idle machine, for a fair comparison with a boot from a local file; then all VMs at once, cold and warm.
+otherwise idle machine, for a fair comparison with a boot from a local file; then all VMs at once, cold and warm. Each
+host has a network namespace and a link of 1 Gbit/s, if the machine allows that; else all are on its loopback.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from typing import Any
 from rich.table import Table
 
 from lab.blockerrors import BlockErrors
-from lab.cluster import Cluster, destroy_all, proven_accel
-from lab.errors import LabError, LoginFailed
+from lab.cluster import Cluster, destroy_all, network_names, proven_accel
+from lab.errors import LabError, LoginFailed, NoNetwork
 from lab.guest import guest
 from lab.libvirt import PrivateLibvirt
 from lab.localboot import LocalVm
 from lab.login import io_errors, wait_login
+from lab.network import Network
 from lab.present import at_least_one, present
 from lab.process import attempts, processes_of
 from lab.tools import run
@@ -39,13 +41,17 @@ HOW = {"memory": 512}
 LOGIN_TIMEOUT = 300.0
 GC_TIMEOUT = 60.0
 ORIGIN = 0
+LOOPBACK = "all hosts on the loopback of this machine"
+WIRE = "NBD over TCP and TLS 1.3 between hosts"
 
 
 class Demo:
-    """One run on a cluster whose first host is the origin."""
+    """One run on a cluster whose first host is the origin. ``network``: that of the cluster, if it has one."""
 
-    def __init__(self, cluster: Cluster, uri: str, disk: Path, vms: int, view: View) -> None:
-        self.cluster, self.uri, self.disk, self.view = cluster, uri, disk, view
+    def __init__(
+        self, cluster: Cluster, network: Network | None, uri: str, disk: Path, vms: int, view: View
+    ) -> None:  # fmt: skip
+        self.cluster, self.network, self.uri, self.disk, self.view = cluster, network, uri, disk, view
         self.hosts = range(1, len(cluster.names))
         self.vms = vms
         self.console_errors = 0
@@ -121,10 +127,10 @@ class Demo:
 
     def waves(self) -> dict[str, Any]:
         """All VMs at once, cold, then destroyed and all at once again."""
-        sent_before = self.origin_read()
+        read_before, sent_before = self.origin_read(), self.origin_link()
         self.view.phase(f"{self.vms} VMs at once on {len(self.hosts)} hosts, cold")
         cold = self.wave()
-        sent = self.origin_read() - sent_before
+        read, sent = self.origin_read() - read_before, self.origin_link() - sent_before
         fetched = [self.fetched(host) for host in self.hosts]
         tree = {node.host: (depth, node.parent) for depth, node in flatten(self.cluster.volt.tree(IMAGE).root)}
         names = [self.cluster.names[host] for host in self.hosts]
@@ -135,7 +141,7 @@ class Demo:
         return {
             "wave_s": cold, "wave_median_s": statistics.median(cold), "wave_slowest_s": max(cold),
             "wave_warm_s": warm, "wave_warm_slowest_s": max(warm),
-            "fetched_bytes_per_host": fetched, "origin_sent_bytes": sent,
+            "fetched_bytes_per_host": fetched, "origin_sent_bytes": read, "origin_link_bytes": sent,
             "depth_per_host": [tree[name][0] for name in names],
             "fetched_bytes_after_warm_wave": [self.fetched(host) for host in self.hosts],
         }  # fmt: skip
@@ -175,15 +181,18 @@ class Demo:
         return next(depth for depth, node in rows if node.host == self.cluster.names[host])
 
     def origin_read(self) -> int:
-        """Bytes that the origin's storage daemon has read from its file, by the kernel's count (proc(5), rchar).
+        """Bytes that the origin's chunk store has read from its file, by the kernel's count (proc(5), rchar).
 
-        It keeps nothing, so it has sent each byte that it read.
+        It keeps nothing, so it has sent each byte that it read. Bytes from sockets are not in this count.
         """
-        daemons = [
-            pid for pid, line in processes_of(self.cluster.run_folder(ORIGIN)).items() if "qemu-storage-daemon" in line
-        ]
-        counts = (Path(f"/proc/{pid}/io").read_text() for pid in daemons)
+        processes = processes_of(self.cluster.run_folder(ORIGIN)).items()
+        stores = [pid for pid, line in processes if Path(line.split()[0]).name == "virtman-chunkd"]
+        counts = (Path(f"/proc/{pid}/io").read_text() for pid in stores)
         return sum(int(line.split()[1]) for count in counts for line in count.splitlines() if line.startswith("rchar:"))
+
+    def origin_link(self) -> int:
+        """Bytes that the origin has sent over its link, with all headers; 0 on the loopback."""
+        return self.network.sent_bytes(self.cluster.names[ORIGIN]) if self.network else 0
 
 
 def machine() -> dict[str, Any]:
@@ -205,8 +214,10 @@ def summary(view: View, figures: dict[str, Any]) -> None:
     cold, warm = (
         f"{figures[f'{kind}_boot_s']:.1f} s, {figures[f'{kind}_to_local']:.3f} of local" for kind in ("cold", "warm")
     )
+    link = f"; on its link {size_text(figures['origin_link_bytes'])}" if figures["origin_link_bytes"] else ""
     rows = [
         ("hosts, VMs, accelerator", f"{figures['hosts']}, {figures['vms']}, {figures['accel']}"),
+        ("network", figures["network"]),
         ("all VMs at once, cold", f"slowest login after {figures['wave_slowest_s']:.1f} s"),
         ("all VMs at once, warm", f"slowest login after {figures['wave_warm_slowest_s']:.1f} s"),
         ("one VM, local file", f"{figures['local_boot_s']:.1f} s"),
@@ -215,7 +226,7 @@ def summary(view: View, figures: dict[str, Any]) -> None:
         ("image", size_text(figures["image_bytes"])),
         ("one boot reads (boot set)", size_text(figures["boot_set_bytes"])),
         ("fetched by each host", ", ".join(size_text(count) for count in figures["fetched_bytes_per_host"])),
-        ("sent by the origin", f"{size_text(sent)}, {sent / figures['boot_set_bytes']:.2f} boot sets"),
+        ("sent by the origin", f"{size_text(sent)}, {sent / figures['boot_set_bytes']:.2f} boot sets{link}"),
         ("I/O errors in VMs", str(figures["io_errors"])),
     ]
     for row in rows:
@@ -243,13 +254,26 @@ def measure(folder: Path, hosts: int, vms: int) -> dict[str, Any]:
         view.phase(f"starting Volt, the origin and {hosts} hosts")
         libvirt = stack.enter_context(PrivateLibvirt(folder / "libvirt"))
         errors = stack.enter_context(BlockErrors(libvirt.uri))
-        cluster = stack.enter_context(Cluster(folder, hosts + 1, libvirt=libvirt.uri, accel=accel))
-        demo = Demo(cluster, libvirt.uri, made.disk, vms, view)
-        figures = {"hosts": hosts, "vms": vms, "accel": accel, "machine": machine(), **demo.run()}
+        network = entered_network(stack, view, hosts + 1)
+        cluster = stack.enter_context(Cluster(folder, hosts + 1, libvirt=libvirt.uri, accel=accel, network=network))
+        demo = Demo(cluster, network, libvirt.uri, made.disk, vms, view)
+        figures = {"hosts": hosts, "vms": vms, "accel": accel, "network": f"{network or LOOPBACK}; {WIRE}"}
+        figures |= {"machine": machine(), **demo.run()}
         figures["io_errors"] = demo.console_errors + len(errors.seen)
         summary(view, figures)
         view.phase("stopping everything")
     return figures
+
+
+def entered_network(stack: ExitStack, view: View, hosts: int) -> Network | None:
+    """The hosts' own network, until ``stack`` ends; None, and a sentence for people, if the machine allows none."""
+    try:
+        network = stack.enter_context(Network(network_names(hosts)))
+    except NoNetwork as error:
+        view.say(f"  hosts are on the loopback of this machine, without limits of speed: {error}")
+        return None
+    view.say(f"  {network}; {WIRE}")
+    return network
 
 
 if __name__ == "__main__":

@@ -38,3 +38,10 @@ class ConsoleFailed(LabError):
 
 class Leftovers(LabError):
     """Something outlived its cluster: processes, sockets, mounts."""
+
+
+class NoNetwork(LabError):
+    """This machine gives the lab no network of its own; the message has the last line of what a tool said."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(f"no network namespaces for hosts: {said}")

@@ -1,0 +1,173 @@
+"""A network for the lab's hosts: each in a network namespace of its own, linked to one switch.
+
+The switch is a bridge in one more namespace. No interface, route or firewall of the machine is touched, so the
+addresses cannot collide with its own. Unix sockets ignore network namespaces: the lab calls agents as ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.errors import CommandFailed, LabError, Leftovers, NoNetwork
+from lab.process import kill_and_wait
+from lab.running import Running
+from lab.tools import run
+
+log = logging.getLogger(__name__)
+
+GIGABIT = 1_000_000_000
+ADDRESSES = ipaddress.ip_network("10.213.0.0/16")
+NAMED = Path("/run/netns")
+"""Where ip-netns(8) keeps namespaces."""
+PREFIX = "virtman-lab-"
+SWITCH, LINK = "switch", "eth0"
+
+BURST = 128 << 10
+"""Bytes that a link may send at once: more than the largest packet that the kernel hands down, 64 KiB."""
+QUEUE = 0.01
+"""Seconds of a link's rate that wait for it, as in a small switch. What comes then is lost."""
+DELAYED_PACKETS = 10_000
+CLONE_NEWNET = 0x40000000  # sched.h
+
+
+class Network(Running):
+    """Context manager: the hosts ``names``, and a link for each.
+
+    Inside, the calling thread is at the switch, and so is all that it starts: clients reach the hosts by ``address``.
+    Enter and leave it in the same thread. At the end processes of the hosts that still run are killed.
+    """
+
+    def __init__(self, names: Sequence[str], *, rate: int = GIGABIT, round_trip: float = 0.0) -> None:
+        """Nothing is made yet. ``rate``: bits a second of each link, each way.
+
+        ``round_trip``: seconds that the links add from one host to another and back. 0 needs no kernel module netem.
+        """
+        self._addresses = {name: str(ADDRESSES[number]) for number, name in enumerate(names, start=2)}
+        self._rate, self._round_trip = rate, round_trip
+        self._outside: int | None = None
+        """The namespace in which the calling thread was."""
+
+    def __str__(self) -> str:
+        """What it is, for people."""
+        delay = f", {self._round_trip * 1000:g} ms there and back" if self._round_trip else ""
+        return f"a network namespace for each host, links of {self._rate / 1e9:g} Gbit/s each way{delay}"
+
+    def address(self, name: str) -> str:
+        """The IP address of a host."""
+        return self._addresses[name]
+
+    def inside(self, name: str) -> list[str]:
+        """What to put before a command to run it on a host.
+
+        Not ``ip netns exec``, which hides the control groups: it mounts another /sys.
+        """
+        return ["nsenter", f"--net={NAMED / _namespace(name)}"]
+
+    def sent_bytes(self, name: str) -> int:
+        """What a host has sent over its link so far: all headers included."""
+        [link] = json.loads(run(["ip", "-n", _namespace(name), "-j", "-s", "link", "show", "dev", LINK]))
+        return int(link["stats64"]["tx"]["bytes"])
+
+    def start(self) -> None:
+        """Make all of it, having removed what killed labs left. Raises NoNetwork if this machine does not allow it."""
+        remove_abandoned()
+        try:
+            self._make_switch()
+            for number, name in enumerate(self._addresses):
+                self._make_host(name, f"port{number}")
+            self._outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            with (NAMED / _namespace(SWITCH)).open("rb") as switch:
+                _move_thread(switch.fileno())
+        except CommandFailed as error:
+            raise NoNetwork(error.output.strip().rpartition("\n")[2] or str(error)) from error
+        except OSError as error:
+            raise NoNetwork(str(error)) from error
+
+    def _make_switch(self) -> None:
+        namespace = _add_namespace(SWITCH)
+        _ip(namespace, "link", "add", SWITCH, "type", "bridge")
+        _ip(namespace, "address", "add", f"{ADDRESSES[1]}/{ADDRESSES.prefixlen}", "dev", SWITCH)
+        _ip(namespace, "link", "set", SWITCH, "up")
+
+    def _make_host(self, name: str, port: str) -> None:
+        switch, namespace = _namespace(SWITCH), _add_namespace(name)
+        _ip(switch, "link", "add", port, "type", "veth", "peer", "name", LINK, "netns", namespace)
+        _ip(switch, "link", "set", port, "master", SWITCH, "up")
+        _ip(namespace, "address", "add", f"{self.address(name)}/{ADDRESSES.prefixlen}", "dev", LINK)
+        _ip(namespace, "link", "set", LINK, "up")
+        self._shape(namespace, LINK)
+        self._shape(switch, port)
+
+    def _shape(self, namespace: str, device: str) -> None:
+        """Limit and delay what a device sends. From host to host and back a packet passes four such devices."""
+        rate = ["tbf", "rate", f"{self._rate}bit", "burst", str(BURST), "latency", f"{QUEUE * 1000:g}ms"]
+        if not self._round_trip:
+            _qdisc(namespace, device, "root", *rate)
+            return
+        delay = f"{self._round_trip / 4 * 1e6:.0f}us"
+        _qdisc(namespace, device, "root", "handle", "1:", "netem", "delay", delay, "limit", str(DELAYED_PACKETS))
+        _qdisc(namespace, device, "parent", "1:1", *rate)
+
+    def stop(self) -> None:
+        """Bring the calling thread back and remove all. Raises Leftovers."""
+        if self._outside is not None:
+            _move_thread(self._outside)
+            os.close(self._outside)
+            self._outside = None
+        remove_namespaces(sorted(NAMED.glob(_namespace("*"))))
+
+
+def remove_abandoned() -> None:
+    """Remove the namespaces of labs that were killed, with the processes in them. Raises Leftovers."""
+    pids = {path: path.name.removeprefix(PREFIX).partition("-")[0] for path in NAMED.glob(f"{PREFIX}*")}
+    remove_namespaces(sorted(path for path, pid in pids.items() if not Path("/proc", pid).exists()))
+
+
+def remove_namespaces(paths: Sequence[Path]) -> None:
+    """Kill what runs in namespaces, and remove them with their links; go on after errors. Raises Leftovers."""
+    errors = []
+    for path in paths:
+        try:
+            for pid in map(int, run(["ip", "netns", "pids", path.name]).split()):
+                log.warning("process %d still runs in %s", pid, path.name)
+                kill_and_wait(pid)
+            run(["ip", "netns", "delete", path.name])
+        except LabError as error:
+            log.error("removing %s: %s", path.name, error)
+            errors.append(str(error))
+    if errors:
+        raise Leftovers("; ".join(errors))
+
+
+def _namespace(name: str) -> str:
+    """The name says whose it is, should this process be killed."""
+    return f"{PREFIX}{os.getpid()}-{name}"
+
+
+def _add_namespace(name: str) -> str:
+    namespace = _namespace(name)
+    run(["ip", "netns", "add", namespace])
+    _ip(namespace, "link", "set", "lo", "up")
+    return namespace
+
+
+def _ip(namespace: str, *words: str) -> None:
+    run(["ip", "-n", namespace, *words])
+
+
+def _qdisc(namespace: str, device: str, *words: str) -> None:
+    run(["tc", "-n", namespace, "qdisc", "add", "dev", device, *words])
+
+
+def _move_thread(namespace: int) -> None:
+    """Move the calling thread to an open network namespace: setns(2), which Python has from 3.12 on. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, CLONE_NEWNET) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
