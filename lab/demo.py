@@ -41,16 +41,14 @@ HOW = {"memory": 512}
 LOGIN_TIMEOUT = 300.0
 GC_TIMEOUT = 60.0
 ORIGIN = 0
-LOOPBACK = "all hosts on the loopback of this machine"
+LOOPBACK = "all hosts are on the loopback of this machine"
 WIRE = "NBD over TCP and TLS 1.3 between hosts"
 
 
 class Demo:
     """One run on a cluster whose first host is the origin. ``network``: that of the cluster, if it has one."""
 
-    def __init__(
-        self, cluster: Cluster, network: Network | None, uri: str, disk: Path, vms: int, view: View
-    ) -> None:  # fmt: skip
+    def __init__(self, cluster: Cluster, network: Network | None, uri: str, disk: Path, vms: int, view: View) -> None:
         self.cluster, self.network, self.uri, self.disk, self.view = cluster, network, uri, disk, view
         self.hosts = range(1, len(cluster.names))
         self.vms = vms
@@ -270,7 +268,7 @@ def entered_network(stack: ExitStack, view: View, hosts: int) -> Network | None:
     try:
         network = stack.enter_context(Network(network_names(hosts)))
     except NoNetwork as error:
-        view.say(f"  hosts are on the loopback of this machine, without limits of speed: {error}")
+        view.say(f"  {error}; so {LOOPBACK}, as fast as it is")
         return None
     view.say(f"  {network}; {WIRE}")
     return network

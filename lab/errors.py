@@ -44,4 +44,4 @@ class NoNetwork(LabError):
     """This machine gives the lab no network of its own; the message has the last line of what a tool said."""
 
     def __init__(self, said: str) -> None:
-        super().__init__(f"no network namespaces for hosts: {said}")
+        super().__init__(f"no network namespaces here: {said}")

@@ -1,0 +1,110 @@
+"""The lab's network: hosts in network namespaces reach each other, and nothing of it stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+from testtools import TestCase
+
+from lab.cluster import Cluster, network_names
+from lab.errors import NoNetwork
+from lab.network import NAMED, PREFIX, Network, remove_abandoned
+from tests.programs import is_running, qemu_io, require_root
+from tests.unit.virtman.scene import folder_for
+
+CLOSED_PORT = 1
+ASK = """
+import socket, sys
+print(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))))
+"""
+KILLED = """
+import os, signal, subprocess, sys
+from lab.network import Network
+network = Network(["a"])
+network.start()
+argv = [*network.inside("a"), "tail", "-f", "/dev/null"]
+print(os.getpid(), subprocess.Popen(argv, stdout=subprocess.DEVNULL).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def machines_links() -> list[str]:
+    """The network interfaces where the calling thread is."""
+    return subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def namespaces_of(pid: int) -> list[Path]:
+    """The namespaces of a lab."""
+    return list(NAMED.glob(f"{PREFIX}{pid}-*"))
+
+
+class NetworkTest(TestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        require_root(self, "network namespaces")
+
+    def assert_reached(self, network: Network, source: str, target: str) -> None:
+        """A refused connection is an answer of the target."""
+        argv = [*network.inside(source), sys.executable, "-c", ASK, network.address(target), str(CLOSED_PORT)]
+        answer = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        self.assertEqual(errno.ECONNREFUSED, int(answer))
+
+    def test_hosts_reach_each_other_and_nothing_of_the_machine_changes(self) -> None:
+        before = machines_links()
+        with Network(["a", "b"]) as network:
+            sent = network.sent_bytes("a")
+            self.assert_reached(network, "a", "b")
+            self.assertGreater(network.sent_bytes("a"), sent)
+            subprocess.run([sys.executable, "-c", ASK, network.address("b"), str(CLOSED_PORT)], check=True, timeout=60)
+        self.assertEqual(before, machines_links())
+        self.assertEqual([], namespaces_of(os.getpid()))
+
+    def test_a_round_trip_takes_the_delay_at_least_or_the_kernel_cannot_delay(self) -> None:
+        network = Network(["a", "b"], round_trip=0.2)
+        self.addCleanup(network.stop)
+        try:
+            network.start()
+        except NoNetwork as error:
+            self.assertIn("qdisc", str(error))
+            return
+        begin = time.monotonic()
+        self.assert_reached(network, "a", "b")
+        self.assertGreater(time.monotonic() - begin, 0.2)
+
+    def test_what_a_killed_lab_left_is_removed_with_its_processes(self) -> None:
+        killed = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
+        lab, process = map(int, killed.stdout.split())
+        self.assertTrue(namespaces_of(lab) and is_running(process))
+        remove_abandoned()
+        self.assertEqual([], namespaces_of(lab))
+        self.assertFalse(is_running(process))
+
+    def test_hosts_of_a_cluster_read_from_each_other_over_their_links(self) -> None:
+        folder, size = folder_for(self), 4 << 20
+        image = folder / "image.raw"
+        image.write_bytes(os.urandom(size))
+        with (
+            Network(network_names(2)) as network,
+            Cluster(folder / "cluster", 2, network=network) as cluster,
+        ):
+            origin, host = cluster.agents
+            origin.publish("image", image)
+            qemu_io(host.create("vm", "image").disk.path, f"read 0 {size}", options=["-r", "-f", "qcow2"])
+            [stack] = host.status().images
+            self.assertEqual(size, stack.fetched_bytes)
+            self.assertEqual([f"nbds://{network.address('origin')}:10809"], [path.address for path in stack.paths])
+            self.assertGreater(network.sent_bytes("origin"), size)
+
+
+class NoNetworkTest(TestCase):
+    def test_a_machine_without_the_tools_has_no_network_and_says_so(self) -> None:
+        network = Network(["a"])
+        with mock.patch.dict(os.environ, PATH="/nonexistent"):
+            error = self.assertRaises(NoNetwork, network.__enter__)
+        self.assertIn("ip", str(error))
