@@ -68,13 +68,12 @@ setup(
             "virtman-nova-patch = openstack_nova_patch.tool.cli:main",
         ],
         "virtman.drivers.source": ["chunkstore = drivers.chunkstore.source:ChunkSource"],
-        "virtman.drivers.attach": ["iscsi = drivers.attach.iscsi:IscsiAttach", "nbd = drivers.attach.nbd:NbdAttach"],
+        "virtman.drivers.attach": ["iscsi = drivers.attach.iscsi:IscsiAttach"],
         "virtman.drivers.cache": [
             "bcache = drivers.cache.bcache:BcacheCache",
             "dmcache = drivers.cache.dmcache:DmCache",
-            "qcow2 = drivers.cache.qcow2:Qcow2Cache",
         ],
-        "virtman.drivers.export": ["lio = drivers.export.lio:LioExport", "nbd = drivers.export.nbd:NbdExport"],
+        "virtman.drivers.export": ["lio = drivers.export.lio:LioExport"],
         "virtman.drivers.snapshot": [
             "dmsnapshot = drivers.snapshot.dmsnapshot:DmSnapshotDisks",
             "dmthin = drivers.snapshot.dmthin:DmThinDisks",

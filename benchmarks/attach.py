@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.disks import daemon_argv
 from benchmarks.figures import percentile, spread
 from benchmarks.misses import Place
-from benchmarks.nbdreplay import NbdDisk
-from benchmarks.processes import stop, tool
+from benchmarks.processes import tool
 from lab.tools import run
 from virtman.client import AgentClient
 
@@ -46,28 +43,9 @@ def alone(agents: Sequence[AgentClient], image: str) -> list[float]:
 
 
 def bare_processes(folder: Path, hosts: Sequence[str]) -> float:
-    """Seconds to start, for all hosts at once, what no attach can do without: a cache file, a storage daemon that
-    answers, and a VM's disk.
-    """
-    daemons: list[subprocess.Popen[bytes]] = []
-
-    def start(host: str) -> None:
-        cache, server = folder / f"{host}.cache", folder / f"{host}.bare"
-        empty(cache)
-        node = {"driver": "qcow2", "file": {"driver": "file", "filename": str(cache)}}
-        daemons.append(subprocess.Popen(daemon_argv(server, {"bare": node}), stdin=subprocess.DEVNULL))
-        NbdDisk(server, "bare").close()
-        empty(folder / f"{host}.disk")
-
-    try:
-        return together(hosts, start)[1]
-    finally:
-        stop(daemons)
-
-
-def empty(path: Path) -> None:
-    """A new qcow2 file."""
-    run([tool("qemu-img"), "create", "-q", "-f", "qcow2", str(path), str(_EMPTY_BYTES)])
+    """Seconds of what no attach can do without, for all hosts at once: qemu-img makes a VM's disk."""
+    create = [tool("qemu-img"), "create", "-q", "-f", "qcow2"]
+    return together(hosts, lambda host: run([*create, str(folder / f"{host}.disk"), str(_EMPTY_BYTES)]))[1]
 
 
 def figures(

@@ -2,7 +2,7 @@
 
 One boot of the image is recorded (and kept). Its reads are then played by V VMs on each of H hosts, all at once, each
 VM one read after another: through a tree of hosts, through the same hosts all attached to the origin (a star), and on
-private disks directly over a local raw file. All but the VMs is real: Volt, agents, storage daemons, disks.
+private disks directly over a local raw file. All but the VMs is real: Volt, agents, chunk stores, disks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.command import SETTINGS, benchmark, finish
 from benchmarks.disks import exported, local_disks
 from benchmarks.errors import WrongBytes
 from benchmarks.figures import MIB, percentile, print_table, write_json
-from benchmarks.hosts import host_status, image_status, parents_in_use, settled_places, started_cluster, storage_daemon
+from benchmarks.hosts import chunk_store, host_status, image_status, parents_in_use, settled_places, started_cluster
 from benchmarks.misses import Place, by_depth, misses
 from benchmarks.nbdreplay import Disk, NbdDisk, Replay, replay
 from benchmarks.processes import file_bytes_read, say
@@ -181,11 +181,11 @@ def measured_wave(
 ) -> dict[str, Any]:
     """Play the wave and tell what it took."""
     pids = usage.processes([cluster.folder, cluster.run_folder(0).parent], folder)
-    origin_daemon = storage_daemon(cluster, cluster.names[0], IMAGE)
-    cpu_before, read_before = usage.cpu(pids), file_bytes_read(origin_daemon)
+    origin_store = chunk_store(cluster, cluster.names[0])
+    cpu_before, read_before = usage.cpu(pids), file_bytes_read(origin_store)
     done = play(sockets, vms, boot)
     cpu_s = usage.cpu_between(cpu_before, usage.cpu(pids))
-    read = file_bytes_read(origin_daemon) - read_before
+    read = file_bytes_read(origin_store) - read_before
     statuses = image_status(cluster, IMAGE)
     fetched = {host: status.fetched_bytes for host, status in statuses.items()}
     from_origin = sum(fetched[host] for host, place in where.items() if place.parent == cluster.names[0])

@@ -1,8 +1,8 @@
 """What the data path costs: reads of a VM's disk through the tree, against the bare file of the host.
 
 The kernel stack is measured in guests of the kernel lab, whose processors are emulated: its times are to be compared
-with those of the same run alone. The links of the guests answer late in some of the runs. The userspace stack is
-measured on this machine, its hosts side by side.
+with those of the same run alone. The links of the guests answer late in some of the runs. The chunk store is measured
+on this machine, its hosts side by side.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.command import SETTINGS, benchmark, finish
 from benchmarks.figures import print_table
 from benchmarks.pathreads import COLUMNS, HOSTS, LARGE, SINGLE
 
-STACKS = ("kernel", "userspace")
+STACKS = ("kernel", "chunkstore")
 DELAYS_MS = (0, 1, 5)
 
 

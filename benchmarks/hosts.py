@@ -1,4 +1,4 @@
-"""The lab's cluster as the benchmarks use it: one that leaves nothing, who reads from whom, and the storage daemons."""
+"""The lab's cluster as the benchmarks use it: one that leaves nothing, who reads from whom, and the chunk stores."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def unsettled_hosts(tree: ImageTree) -> list[str]:
     return [node.host for parent, node in waiting if node.state is not NodeState.READY or node.parent != parent]
 
 
-def storage_daemon(cluster: Cluster, host: str, image: str) -> int:
-    """The process id of a host's storage daemon of an image."""
-    pid_file = cluster.run_folder(cluster.names.index(host)) / "serve" / f"{image}.pid"
-    [pid] = [pid for pid, line in processes_of(pid_file.parent).items() if f"--pidfile {pid_file} " in line]
+def chunk_store(cluster: Cluster, host: str) -> int:
+    """The process id of a host's chunk store."""
+    found = processes_of(cluster.run_folder(cluster.names.index(host)))
+    [pid] = [pid for pid, line in found.items() if "virtman-chunkd" in line]
     return pid

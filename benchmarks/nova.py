@@ -3,7 +3,7 @@ the agents, Nova's own qcow2 backend, which has each host download the image, an
 NFS driver copies from the image.
 
 The time is that from the one call of Nova's API until the last disk is ready. Nova's API, conductor, scheduler and
-computes are real, and so are Cinder's driver, agents, Volt and storage daemons. libvirt is Nova's fake one: no server
+computes are real, and so are Cinder's driver, agents, Volt and chunk stores. libvirt is Nova's fake one: no server
 boots. Glance is a file of this machine and the NFS share a folder, so no network slows the copies down. Then every
 server reads a boot set through its disk, which is checked. A wave without disks shows what Nova itself takes.
 """

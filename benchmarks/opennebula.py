@@ -138,7 +138,7 @@ def stand(name: str, size: Size, pace: Pace, leftovers: list[str]) -> Iterator[S
 def install(frontend: Frontend) -> None:
     """Install our drivers as an operator does."""
     program, location = CHECKOUT / "opennebula_tm" / "install", frontend.location
-    run([program, "frontend", "--stack", "userspace", "--yes", "--one-location", location])
+    run([program, "frontend", "--stack", "chunkstore", "--yes", "--one-location", location])
 
 
 def add_image(stand: Stand, way: Way) -> tuple[Image, float]:

@@ -1,9 +1,9 @@
 """Kill hosts between a VM and the origin, again and again, and see what the VM notices.
 
 A VM's disk on a host at depth 3 of a tree is read and written without a pause and every byte is compared. In each round
-one of the hosts above loses its storage daemon and its agent to SIGKILL at once: in turn the host that the VM's host
+one of the hosts above loses its chunk store and its agent to SIGKILL at once: in turn the host that the VM's host
 reads from, and the one above that. Later the agent is started again, the tree goes back to its order, and the next
-round begins. With ``--way hang`` the storage daemon is stopped instead, and goes on later: it hangs, its connections
+round begins. With ``--way hang`` the chunk store is stopped instead, and goes on later: it hangs, its connections
 are well.
 """
 
@@ -24,7 +24,7 @@ from benchmarks.command import EXPECTED, SETTINGS, benchmark, finish
 from benchmarks.disks import exported
 from benchmarks.errors import Failed, NotBelow
 from benchmarks.figures import MIB, print_table, spread
-from benchmarks.hosts import host_status, parents_in_use, settled_places, started_cluster, storage_daemon
+from benchmarks.hosts import chunk_store, host_status, parents_in_use, settled_places, started_cluster
 from benchmarks.processes import say
 from benchmarks.verifiedio import BLOCK, Request, VerifiedIo, wrong_blocks
 from lab.cluster import Cluster
@@ -41,7 +41,7 @@ LEAD_S, WATCH_S, REST_S = 1.0, 4.0, 1.0
 """Seconds of I/O before a kill, from the kill to the agent's next start, and after all hosts are in their places."""
 
 HANG_BAR_S = 3.5
-"""Longest read while a parent hangs: it is left after 2 s, and QEMU's client tries again after one more."""
+"""Longest read while a parent hangs: it comes last after a second (chunkd/src/fetch/route.rs)."""
 
 ROLES = ("parent", "grandparent")
 WAYS = ("kill", "hang")
@@ -76,20 +76,20 @@ def longest_requests(requests: Sequence[Request], killed: float, restarted: floa
 def kill_round(cluster: Cluster, host: str, role: int, io: VerifiedIo, way: str) -> dict[str, Any]:
     """Have one of the hosts above ``host`` go under I/O, and come back, and wait until the tree is in order."""
     victim = above(cluster, host)[role]
-    number, daemon = cluster.names.index(victim), storage_daemon(cluster, victim, IMAGE)
+    number, store = cluster.names.index(victim), chunk_store(cluster, victim)
     with io:
         time.sleep(LEAD_S)
         killed = time.monotonic()
         if way == "kill":
             cluster.kill_agent(number)
-        os.kill(daemon, signal.SIGKILL if way == "kill" else signal.SIGSTOP)
+        os.kill(store, signal.SIGKILL if way == "kill" else signal.SIGSTOP)
         time.sleep(WATCH_S)
         meanwhile = parents_in_use({host: host_status(cluster, host, IMAGE)})
         restarted = time.monotonic()
         if way == "kill":
             cluster.restart_agent(number)
         else:
-            os.kill(daemon, signal.SIGCONT)
+            os.kill(store, signal.SIGCONT)
             # Each time as if for the first time: agents remember who hung, for longer each time.
             for child in range(1, len(cluster.names)):
                 cluster.restart_agent(child)
@@ -171,7 +171,7 @@ def round_text(done: dict[str, Any]) -> str:
 @click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="Kills, one after another.")
 @click.option("--way", type=click.Choice(WAYS), default=WAYS[0], show_default=True, help="How a host goes.")
 def main(rounds: int, way: str) -> None:
-    """Kill the storage daemon and the agent of inner hosts under verified I/O of a VM below them.
+    """Kill the chunk store and the agent of inner hosts under verified I/O of a VM below them.
 
     Writes build/parent_kill.json and prints a table. Ends with exit code 1 after an I/O error or a wrong byte, or if a
     read waited for too long for a parent that hung.

@@ -87,10 +87,7 @@ def memory(pid: int) -> dict[str, int]:
 
 
 def file_bytes_read(pid: int) -> int:
-    """Bytes that a process has read from files, from the page cache too; sockets do not count (proc(5), io: rchar).
-
-    An NBD server of QEMU sends holes of a sparse file without reading them.
-    """
+    """Bytes that a process has read from files, from the page cache too; sockets do not count (proc(5), io: rchar)."""
     words = _read(Path(f"/proc/{pid}/io")).split()
     return int(words[1]) if words else 0
 

@@ -11,15 +11,15 @@ from benchmarks.figures import percentile
 from benchmarks.processes import cpu_seconds, memory
 from lab.process import processes_of
 
-DAEMONS, AGENTS, VOLT, VM_DISKS = "storage daemons", "agents", "volt", "VMs' disks"
-"""VM_DISKS: the daemons that stand for the VMs' own QEMUs."""
+STORES, AGENTS, VOLT, VM_DISKS = "chunk stores", "agents", "volt", "VMs' disks"
+"""VM_DISKS: the storage daemons that stand for the VMs' own QEMUs."""
 
 
 def kind_of(command_line: str) -> str | None:
     """What a process of a cluster is, by its command line."""
     words = command_line.split()
-    if Path(words[0]).name == "qemu-storage-daemon":
-        return DAEMONS
+    if Path(words[0]).name == "virtman-chunkd":
+        return STORES
     if "agent" in words:
         return AGENTS
     return VOLT if "serve" in words else None

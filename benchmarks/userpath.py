@@ -1,6 +1,6 @@
-"""The data path of the userspace stack: hosts in a chain on this machine, with reads of a VM's disk at its ends.
+"""The data path of the chunk store: hosts in a chain on this machine, with reads of a VM's disk at its ends.
 
-Its hosts reach each other by unix sockets, which nothing delays.
+Its hosts reach each other by TCP and TLS, which nothing delays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks import fio
 from benchmarks.disks import BlockNode, exported
 from benchmarks.errors import Failed
 from benchmarks.figures import MIB, percentile
-from benchmarks.hosts import settled_places, started_cluster, storage_daemon
+from benchmarks.hosts import chunk_store, settled_places, started_cluster
 from benchmarks.nbdreplay import NbdDisk
 from benchmarks.pathreads import LEVELS, PARALLEL, SINGLE, Measured, Places, Reads, cold_and_warm, image_bytes
 from benchmarks.processes import cpu_seconds, say
@@ -59,7 +59,7 @@ class Chain:
         served = self._cluster.run_folder(1) / "serve" / f"{IMAGE}.sock"
         ways = {
             "the raw file by a storage daemon": (self._sockets[_BARE], _BARE),
-            "the host's cache and export": (served, IMAGE),
+            "the host's chunk store": (served, IMAGE),
             "the VM's disk": (self._sockets[host], host),
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
@@ -79,7 +79,7 @@ class Chain:
         return Measured(0, level, state, reads.name, seconds, bare, cpu)
 
     def _cpu(self, host: str) -> float:
-        return cpu_seconds(storage_daemon(self._cluster, host, IMAGE))
+        return cpu_seconds(chunk_store(self._cluster, host))
 
     def _disk_cpu(self, disk: str) -> float:
         server = self._sockets[disk]
@@ -132,5 +132,5 @@ def measure(leftovers: list[str]) -> dict[str, Any]:
         done = []
         for each in hosts.measure():
             done.append(each)
-            say(f"userspace: {', '.join(each.row())}")
+            say(f"chunkstore: {', '.join(each.row())}")
         return {"bare_cpu": hosts.bare_cpu(), "measured": done, "layers": hosts.layers()}

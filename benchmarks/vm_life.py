@@ -1,4 +1,4 @@
-"""What clones, snapshots and streams of a VM's disk cost on one host of the userspace stack.
+"""What clones, snapshots and streams of a VM's disk cost on one host of the chunk store.
 
 Clones: seconds and disk space of each, beside a copy of the private data. Snapshots: seconds to read the private data,
 before there was any, with all of them, and when all are deleted again, in a random order. Streams: bytes of what

@@ -116,15 +116,11 @@ class Opened:
 
 @dataclass(frozen=True)
 class Device:
-    """What one layer hands to the next: a size in bytes and a kernel path, or a QEMU block node; a VM disk has both.
-
-    ``opened``: what the node reads, for the program that opens the node (drivers/qemu/daemon.py, FILE_FD).
-    """
+    """What one layer hands to the next: a size in bytes and a kernel path, or a QEMU block node; a VM disk has both."""
 
     size: int
     path: Path | None = None
     node: BlockNode | None = None
-    opened: Opened | None = None
 
 
 class PathState(StrEnum):

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from drivers.base import BlockNode, Device
 from drivers.errors import BadDevice, DiskInUse
-from drivers.nbd.probe import Client
 from drivers.qemu.monitor import PRIVATE_NODE, private_node
+from drivers.qemu.nbdclient import Client
 
 _EXPORT = "disk"
 _ANSWER = 300.0
@@ -67,7 +67,7 @@ def _by_qemu(vm: str, node: BlockNode, write: bool) -> Iterator[Blocks]:
         monitor = stack.enter_context(private_node(vm, {**node, "read-only": not write}, listener))
         export = {"type": "nbd", "id": _EXPORT, "name": _EXPORT, "node-name": PRIVATE_NODE, "writable": write}
         monitor.execute("block-export-add", export)
-        yield stack.enter_context(Client(Path(_EXPORT), _EXPORT, timeout=_ANSWER, sock=ours))
+        yield stack.enter_context(Client(ours, _EXPORT, timeout=_ANSWER))
 
 
 def _nameless_sockets() -> tuple[socket.socket, socket.socket]:

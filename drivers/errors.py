@@ -53,14 +53,6 @@ class CommandTimedOut(DriverError):
         self.argv, self.timeout, self.stdout, self.stderr = tuple(argv), timeout, stdout, stderr
 
 
-class DaemonFailed(DriverError):
-    """A storage daemon ended, or did not get ready in time; ``log`` holds its last lines."""
-
-    def __init__(self, image: str, what: str, log: str) -> None:
-        super().__init__(f"the storage daemon of image {image} {what}: {log or 'its log is empty'}")
-        self.image, self.log = image, log
-
-
 class TargetFailed(DriverError):
     """The kernel's iSCSI target refused a change."""
 
@@ -68,12 +60,11 @@ class TargetFailed(DriverError):
         super().__init__(f"the kernel's iSCSI target: {reason}")
 
 
-class NotServing(DriverError):
-    """Nobody, or not yet somebody, answers as an NBD server at a socket."""
+class NbdFailed(DriverError):
+    """An NBD server hung up, gave no answer in time, refused the export, or speaks something else than NBD."""
 
-
-class ProtocolViolated(DriverError):
-    """Who answers speaks something else than NBD, or refuses the request."""
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the NBD server: {why}")
 
 
 class BadName(DriverError):
@@ -161,10 +152,10 @@ class NotOurs(DriverError):
 
 
 class InUse(DriverError):
-    """The file is open in a running daemon."""
+    """The file is open in a cache."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is in use by a running storage daemon")
+        super().__init__(f"{path} is in use by the cache of an image")
 
 
 class DeviceInUse(DriverError):

@@ -49,7 +49,7 @@ class LayeredSource:
         self._admitted: dict[str, int] = {}
         """The revision of Volt's word that says who may read, by image; an image without one is closed."""
         self._half_built: set[str] = set()
-        """Images whose building was cut off: the daemon may still read from an earlier parent."""
+        """Images whose building was cut off: the export may still read from an earlier parent."""
 
     @property
     def address(self) -> str:

@@ -32,6 +32,7 @@ from virtman.pipe import sweep
 from virtman.publishing import Publishing
 from virtman.records import DeviceRecord, ImageRecord, RecordStore, VmRecord
 from virtman.serving import suspend
+from virtman.stackchoice import old_caches
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
 from virtman.upkeep import Upkeep
@@ -81,6 +82,8 @@ class Agent:
 
     def start(self) -> None:
         """Clean up after a kill, begin to repair in the background, and connect to Volt."""
+        if caches := old_caches(self.config.state):
+            log.warning("%s", caches)
         self.stacks.store.clean()
         sweep(self.config.socket.parent)
         self.upkeep.start()

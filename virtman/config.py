@@ -23,7 +23,7 @@ from virtman.stateversion import mark
 
 SOCKET_PATH_MAX = 107
 """unix(7): sun_path has 108 bytes with its terminating zero."""
-LONGEST_SOCKET = len("/parent/") + 63 + len(".sock.new")
+LONGEST_SOCKET = len("/serve/") + 63 + len(".sock")
 LIBVIRT_GROUP = "libvirt-qemu"
 
 

@@ -14,7 +14,7 @@ from virtman.accel import known_accel
 from virtman.errors import ConfigError, HostTrouble, HypervisorError
 from virtman.libvirthost import connected
 from virtman.models import Accel
-from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, by_machine, inspect, pick, refusal
+from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, by_machine, inspect, old_caches, pick, refusal
 
 LINUX, LIBVIRT = "Linux", "libvirt"
 NEWER = (
@@ -30,7 +30,7 @@ class Examination:
 
     ``refusal``: why the agent would not start with these drivers, even if nothing is missing; ``unknown``: why this
     user cannot learn that, nor with ``auto`` the drivers. ``versions``: of the kernel and of libvirt, as far as they
-    are known. ``lvm``: the devices that LVM scans.
+    are known. ``lvm``: the devices that LVM scans. ``old_caches``: see ``stackchoice.old_caches``.
     """
 
     stack: str
@@ -44,6 +44,7 @@ class Examination:
     libvirt_trouble: str | None
     versions: dict[str, str]
     lvm: str | None
+    old_caches: str
 
     @property
     def lvm_trouble(self) -> str | None:
@@ -107,6 +108,7 @@ class Examination:
             "versions": self.versions,
             "outdated": self.outdated,
             "lvm": {"trouble": self.lvm_trouble},
+            "old_caches": self.old_caches or None,
         }
 
 
@@ -133,7 +135,7 @@ def examine(
     versions = {LINUX: machine.kernel} | ({LIBVIRT: version} if version else {})
     return Examination(
         stack, drivers, reason, refused, unknown, reports, known_accel(state / "accel.json"), libvirt, trouble,
-        versions, machine.lvm_filter,
+        versions, machine.lvm_filter, old_caches(state),
     )  # fmt: skip
 
 
@@ -203,6 +205,8 @@ def advice(examination: Examination) -> Iterator[str]:
         yield f"to do: {remedy}"
     if examination.lvm_trouble:
         yield f"to do: {examination.lvm_trouble}"
+    if examination.old_caches:
+        yield f"to do: {examination.old_caches}"
     yield from examination.outdated
     accel = examination.accel
     yield f"VMs run with {accel.use}: {accel.reason}" if accel else "KVM is not proven yet; see: virtman accel"

@@ -257,7 +257,7 @@ def domain_xml(machine: Machine) -> str:
     On an error of a disk the VM stops and awaits its administrator; the VM is never told of the error.
 
     A disk that QEMU opens as a block node is handed over as it is: libvirt before 9.1 drops the reconnect delay of NBD
-    nodes, without which the VM would see an error when the host's storage daemon is started again. Bus 0 is scanned
+    nodes, without which the VM would see an error when the host's chunk store is started again. Bus 0 is scanned
     first, so that the disk is the guest's first one and the seed its second, whatever libvirt adds.
     """
     kvm = machine.accel == "kvm"

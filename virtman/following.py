@@ -97,7 +97,7 @@ def report_lost(stacks: Stacks, name: str, host: str) -> Assignment | None:
     If Volt is down this is not repeated: Volt notices by itself that a host is gone, and the host may be back.
     Raises DriverError, NoRoom.
     """
-    restore(stacks, name)  # replaces the daemon only if it may still hold a connection to the lost parent
+    restore(stacks, name)  # replaces the export only if it may still have a connection to the lost parent
     try:
         return stacks.volt.report(name, host)
     except (CoordinatorDown, UnknownImage) as error:

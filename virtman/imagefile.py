@@ -61,7 +61,7 @@ LONGEST = 512
 
 
 LARGEST = 32 << 40
-"""Bytes: the most that an image has. Caches have clusters of 8 KiB (drivers/cache/qcow2.py); see virtman/sizes.py."""
+"""Bytes: the most that an image has (chunkd/src/manifest.rs, LARGEST); see virtman/sizes.py."""
 
 
 def check_size(name: str, size: int) -> None:

@@ -169,7 +169,7 @@ class ImageKeeper:
         return self._stats.get(image, NOTHING)
 
     def inspect(self, record: ImageRecord) -> CacheStats:
-        """What the image's cache holds now; the last known figures while its daemon is being started again."""
+        """What the image's cache holds now; the last known figures while the chunk store is being started again."""
         if record.role is Role.HOST and record.steady:
             try:
                 self._stats[record.name] = self._stacks.source.held(record.image)

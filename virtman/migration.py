@@ -19,7 +19,7 @@ from virtman.operations import Kind
 from virtman.records import ARRIVE, DESTROY, MIGRATE, Boot, VmRecord
 from virtman.vms import Vms
 
-NO_MOVES = "this host has disks of the kernel stack; VMs move to hosts of the userspace stack"
+NO_MOVES = "this host has disks of the kernel stack; VMs move to hosts of the stack chunkstore"
 
 
 # At the old host
@@ -44,7 +44,7 @@ def _check(vms: Vms, record: VmRecord) -> None:
         raise BadRequest(f"vm {vm!r} has further disks, which do not move; detach them first: {record.disks[0]!r}")
     if not vms.vmdisks.moves_live:
         raise NotPossible(
-            f"the disk of vm {vm!r} is a device of this host; only VMs of the userspace stack move while they run:"
+            f"the disk of vm {vm!r} is a device of this host; only VMs of the stack chunkstore move while they run:"
             " stop it, and use 'virtman send' and 'receive'"
         )
     last = None if record.current is None else record.snapshot(record.current)

@@ -100,7 +100,7 @@ def unlock_device(stacks: Stacks, record: ImageRecord) -> ImageRecord:
 
 
 def restore(stacks: Stacks, name: str) -> None:
-    """Make what the record says true, whatever is there now: after a crash, a reboot, or the death of a daemon.
+    """Make what the record says true, whatever is there now: after a crash, a reboot, or the death of a process.
 
     A stack that outlived the agent is left alone, and its parents are watched again. Raises StateDamaged,
     CoordinatorDown, and as ``build``.

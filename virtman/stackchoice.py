@@ -199,6 +199,14 @@ def known_address(volt: str, state: Path) -> str:
     return "" if ipaddress.ip_address(address).is_loopback else address
 
 
+def old_caches(state: Path) -> str:
+    """What to do about the caches of an old userspace stack in the state folder; empty if there are none."""
+    caches = state / "cache"
+    if not any(caches.glob("*.qcow2")):
+        return ""
+    return f"the caches of the userspace stack of 0.3 in {caches} are not taken over: delete its *.qcow2 files"
+
+
 def last_address(state: Path) -> str:
     """The address of the start before, if this host still has it; else empty.
 

@@ -9,6 +9,8 @@ Host and parent prove themselves to each other by CHAP (drivers/iscsi).
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,13 +18,13 @@ from pathlib import Path
 from drivers.attach.iscsimap import PREFIX, fail_reads
 from drivers.attach.iscsimonitor import Monitor
 from drivers.attach.iscsiroute import Host, Route
-from drivers.attach.routes import Routes, origin_file
 from drivers.base import Device, Image, LostParent, Opened, Parent, PathStatus, Place
 from drivers.door import door
-from drivers.errors import DriverError
+from drivers.errors import BadDisk, DriverError, NotAttached
 from drivers.iscsi.names import image_of, initiator_name
 from drivers.iscsi.sessions import known_targets, log_out, sessions
 from drivers.kernel import devmapper, ownership
+from drivers.names import checked
 from drivers.needs import DEVICE_MAPPER, DMSETUP, MODPROBE, UDEVADM, Needs, Tool
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class IscsiAttach:
         """``patience``: see PATIENCE."""
         ownership.claim(place.state)
         self._host = Host(initiator_name(place.host), place.path_policy, lost, patience, Monitor(PREFIX))
-        self._routes: Routes[Route] = Routes()
+        self._routes = _Routes()
 
     def origin(self, image: Image, file: Path | Opened) -> Device:
         """The device of a host that has the whole image in ``file``. Raises BadDisk."""
@@ -134,3 +136,51 @@ class IscsiAttach:
         """Stop watching, but leave maps and sessions: the next driver object goes on with them."""
         self._routes.close()
         self._host.monitor.close()
+
+
+class _Routes:
+    """The routes by image, for several threads. Calls for one image come one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_image: dict[str, Route] = {}
+
+    def find(self, image: str) -> Route | None:
+        """The route, if the image has one. Raises BadName."""
+        with self._lock:
+            return self._by_image.get(checked(image))
+
+    def of(self, image: str) -> Route:
+        """The route. Raises NotAttached, BadName."""
+        route = self.find(image)
+        if route is None:
+            raise NotAttached(image)
+        return route
+
+    def add(self, image: str, route: Route) -> Route:
+        with self._lock:
+            self._by_image[image] = route
+        return route
+
+    def drop(self, image: str) -> None:
+        """Close the route, if there is one, and forget it. Raises BadName."""
+        with self._lock:
+            route = self._by_image.pop(checked(image), None)
+        if route is not None:
+            route.close()
+
+    def close(self) -> None:
+        with self._lock:
+            images = list(self._by_image)
+        for image in images:
+            self.drop(image)
+
+
+def origin_file(image: Image, file: Path | Opened) -> Path:
+    """Where a host has the whole image: a file or a block device. Raises BadDisk."""
+    path = file.path if isinstance(file, Opened) else file
+    if path.is_file() or path.is_block_device():
+        with path.open("rb", buffering=0) as disk:
+            if disk.seek(0, os.SEEK_END) == image.size:
+                return path
+    raise BadDisk(f"{path} is not a raw disk of {image.size} bytes")

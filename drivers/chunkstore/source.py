@@ -32,11 +32,11 @@ from drivers.base import (
 from drivers.chunkstore.control import StoreDown
 from drivers.chunkstore.pool import ChunkPool
 from drivers.chunkstore.process import VMS, Process
-from drivers.needs import VIRTMAN_CHUNKD, Needs
 from drivers.door import door
 from drivers.errors import BadAddress, BadDisk, DriverError, NoParents
 from drivers.host.watch import Watch
 from drivers.names import checked
+from drivers.needs import VIRTMAN_CHUNKD, Needs
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from typing import Any
 from drivers.base import BlockNode
 from drivers.errors import CommandFailed, DiskInUse, MonitorFailed
 from drivers.host.command import tool
-from drivers.needs import Tool
-from drivers.qemu.daemon import PROGRAM
+from drivers.needs import QEMU_STORAGE_DAEMON, Tool
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ def private_daemon(exports: socket.socket | None = None) -> Iterator[Client]:
     dies (prctl(2), PR_SET_PDEATHSIG). If the block ends well the daemon closes what it has open; else it is killed.
     Raises ToolMissing, MonitorFailed.
     """
-    argv = [tool(SETPRIV.name), "--pdeathsig", "KILL", tool(PROGRAM)]
+    argv = [tool(SETPRIV.name), "--pdeathsig", "KILL", tool(QEMU_STORAGE_DAEMON.name)]
     ours, its = socket.socketpair()
     try:
         monitor = ["--chardev", f"socket,id=monitor,fd={its.fileno()}", "--monitor", "chardev=monitor"]

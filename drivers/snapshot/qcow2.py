@@ -1,7 +1,7 @@
 """A VM's private disk: qcow2 layers on top of the image that this host serves.
 
 Each file's header names its backing, so that any QEMU opens the disk by its path alone and holds its requests while the
-storage daemon restarts.
+chunk store restarts.
 
 A snapshot is a layer that is written to no more: a new one over it becomes the active one, unless that below the active
 one holds the same, because nobody wrote since. First the disk's path leads there, then a running QEMU is switched, then
@@ -61,7 +61,7 @@ class Qcow2Disks:
         remove_orphans(self._store)  # there is one agent at a time
 
     def create(self, vm: str, origin: Device, size: int) -> Device:
-        """``origin`` is what this host's export made (``NbdExport.local``); else BadDevice is raised."""
+        """``origin`` is a block node (``ChunkSource.device``); else BadDevice is raised."""
         layers = self._layers(vm)
         if layers.exist():
             return self.open(vm)

@@ -18,7 +18,7 @@ SSHD = Path("/etc/ssh/sshd_config")
 
 FRONT_END = """examples:
   install frontend                        show what would change, ask, and do it
-  install frontend --stack userspace --yes
+  install frontend --stack chunkstore --yes
   install frontend --check                exit code 1, and what differs, unless it is installed as this version would
   install frontend --tuning               what caps a wave of VMs
   install frontend --remove               take it all back"""

@@ -53,7 +53,7 @@ def _transfer_manager(stack: str) -> dict[str, str]:
 
 
 def blocks(stack: str) -> dict[str, dict[str, str]]:
-    """The blocks of ``kernel`` or ``userspace``, by the name of the block that the drivers are told in."""
+    """The blocks of ``kernel`` or ``chunkstore``, by the name of the block that the drivers are told in."""
     datastore = {
         "NAME": DRIVER,
         "REQUIRED_ATTRS": "BRIDGE_LIST",

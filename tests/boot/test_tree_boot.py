@@ -33,9 +33,9 @@ class TreeBootTest(VmTestCase):
         return image
 
     def daemons(self, cluster: Cluster, host: int) -> list[int]:
-        """The storage daemons of a host."""
+        """The chunk store of a host."""
         found = processes_of(cluster.run_folder(host))
-        return [pid for pid, line in found.items() if line.startswith("qemu-storage-daemon")]
+        return [pid for pid, line in found.items() if "virtman-chunkd" in line]
 
     def test_vms_of_all_hosts_boot_and_each_host_fetches_the_same_bytes_once(self) -> None:
         cluster = self.cluster(4)
@@ -55,7 +55,7 @@ class TreeBootTest(VmTestCase):
         self.assertEqual(0, self.image(cluster, 2).fetched_bytes)
 
     @pytest.mark.long
-    def test_a_vm_boots_while_the_storage_daemons_and_agents_on_its_way_are_killed(self) -> None:
+    def test_a_vm_boots_while_the_chunk_store_and_agents_on_its_way_are_killed(self) -> None:
         cluster = self.cluster(3)
         answer = self.boot(cluster, 1, "survivor")
         console = Path(answer.machine.console_log)

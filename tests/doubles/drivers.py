@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from drivers.attach.routes import origin_file
+from drivers.attach.iscsi import origin_file
 from drivers.base import (
     CacheStats,
     Child,

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 
 UNITS = ("volt.service", "virtman-agent.service")
 TOKEN = "/etc/volt/token"
-SETTINGS = f"VIRTMAN_STACK=userspace\nVIRTMAN_VOLT_TOKEN_FILE={TOKEN}\n"
+SETTINGS = f"VIRTMAN_STACK=chunkstore\nVIRTMAN_VOLT_TOKEN_FILE={TOKEN}\n"
 VOLT_LISTENS = "until (: < /dev/tcp/127.0.0.1/8700) 2>/dev/null; do sleep 0.2; done"
 IMAGE = "/root/image.raw"
 
@@ -53,9 +53,9 @@ class ServicesTest(KernelCase):
         return json.loads(self.host.run(["virtman", *arguments, "--json"]))
 
     def daemons(self) -> list[str]:
-        return self.host.run(["pgrep", "-x", "qemu-storage-da"]).split()
+        return self.host.run(["pgrep", "-x", "virtman-chunkd"]).split()
 
-    def test_storage_daemons_outlive_the_service_of_the_agent(self) -> None:
+    def test_the_chunk_store_outlives_the_service_of_the_agent(self) -> None:
         for unit in UNITS:
             self.start(unit)
         self.virtman("publish", "image", IMAGE)

@@ -355,7 +355,7 @@ class SnapshotTest(SnapshotCase):
 
 
 class StreamTest(SnapshotCase):
-    """VMs go to a host of the userspace stack, on the machine that the guests run on, and come back."""
+    """VMs go to a host of the chunk store, on the machine that the guests run on, and come back."""
 
     def setUp(self) -> None:
         super().setUp()

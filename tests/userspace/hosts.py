@@ -14,11 +14,11 @@ import testtools
 
 from drivers.chunkstore.control import Control, StoreDown
 from drivers.chunkstore.process import VMS
-from drivers.nbd.probe import listens
 from lab.process import processes_of
 from tests.others import GROUP, as_nobody
 from tests.patience import PATIENCE, wait_until
 from tests.programs import require
+from tests.sockets import listens
 from tests.unit.virtman.scene import folder_for
 from virtman.client import AgentClient
 from virtman.errors import AgentUnreachable

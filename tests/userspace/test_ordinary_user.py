@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from drivers.nbd.probe import listens
 from tests.patience import PATIENCE, wait_until
 from tests.programs import require_root
+from tests.sockets import listens
 from tests.userspace.hosts import HostsTestCase
 
 USER = 20000 + os.getpid() % 40000

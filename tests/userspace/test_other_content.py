@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from drivers.digests import key_of
-from drivers.errors import NotServing
-from drivers.nbd.probe import Client
+from drivers.errors import NbdFailed
+from drivers.qemu.nbdclient import Client
 from tests.patience import PATIENCE, wait_until
+from tests.sockets import connected
 from tests.userspace.hosts import HostsTestCase
 
 MIB = 1 << 20
@@ -25,9 +27,10 @@ class OtherContentTest(HostsTestCase):
         old, new = self.image_file("old"), self.image_file("new")
         reader = self.host("reader")
         origin, first, second = self.host("origin").start(), reader.start(), self.host("second").start()
-        path, key = self.folder / "r-reader" / "serve" / "img.sock", key_of(origin.publish("img", old).digest)
+        origin.publish("img", old)
         first.create("vm", "img")
-        with Client(path, key, timeout=PATIENCE) as client:
+        self.key = key_of(self.volt.client().image("img").digest)
+        with self.read() as (client, _):
             self.assertEqual(old.read_bytes()[:MIB], client.read(0, MIB))
         reader.kill()
         self.volt.client().remove_host("reader")
@@ -36,11 +39,17 @@ class OtherContentTest(HostsTestCase):
         origin.publish("img", new)
         reader.start()
         self.assert_same_content(Path(second.create("vm", "img").disk.path), new)
-        with Client(path, key, timeout=PATIENCE) as client:
+        with self.read() as (client, _):
             self.assertEqual(old.read_bytes()[:MIB], client.read(0, MIB))
-        with Client(path, key, timeout=PATIENCE) as client, ThreadPoolExecutor() as pool:
+        with self.read() as (client, connection), ThreadPoolExecutor() as pool:
             reading = pool.submit(client.read, 4 * MIB, MIB)  # it waits for who has the old content
             self.assertRaises(TimeoutError, reading.result, WAITS)
-            with socket.socket(fileno=os.dup(client.fileno())) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
-            self.assertIsInstance(reading.exception(PATIENCE), NotServing)
+            connection.shutdown(socket.SHUT_RDWR)
+            self.assertIsInstance(reading.exception(PATIENCE), NbdFailed)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[tuple[Client, socket.socket]]:
+        """A client of the reader for the old content, and its connection."""
+        connection = connected(self.folder / "r-reader" / "serve" / "img.sock")
+        with Client(connection, self.key, timeout=PATIENCE) as client:
+            yield client, connection

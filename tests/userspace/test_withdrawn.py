@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drivers.cache.qcow2 import CLUSTER_SIZE
 from tests.patience import wait_until
 from tests.userspace.hosts import HostProcess
 from tests.userspace.test_cluster import ClusterTestCase, image_of
@@ -15,9 +14,9 @@ MIB = 1 << 20
 
 
 def left(host: HostProcess) -> set[str]:
-    """What a host has of images: content, caches, and what stacks leave."""
-    folders = (host.state / "images", host.state / "cache")
-    return host.files() | {path.name for folder in folders if folder.exists() for path in folder.iterdir()}
+    """What a host has of images: content, what its chunk store serves and keeps, and what stacks leave."""
+    folders = (host.state / "images", host.state / "manifests")
+    return host.files() | host.served() | {path.name for folder in folders if folder.exists() for path in folder.iterdir()}
 
 
 class WithdrawnTestCase(ClusterTestCase):
@@ -29,7 +28,7 @@ class WithdrawnTestCase(ClusterTestCase):
     def assert_goes(self, *hosts: HostProcess) -> None:
         """Nothing of the image stays anywhere."""
         everywhere = (*hosts, self.origin)
-        wait_until(lambda: not any(left(host) or host.daemons() for host in everywhere), "nothing is left of it")
+        wait_until(lambda: not any(map(left, everywhere)), "nothing is left of it")
         self.assertEqual([], self.volt.client().images())
         for host in everywhere:
             status = host.client().status()
@@ -58,10 +57,8 @@ class ChainTest(WithdrawnTestCase):
         size, had = self.file.stat().st_size, [image.fetched_bytes for image in clients[parent].status().images]
         self.assert_same_content(Path(clients[last].vm("vm").disk.path), self.file)
         self.assertEqual(size, image_of(clients[last]).fetched_bytes)
-        reader = next(host for host, _ in hosts if host.name == last)
-        if " lost: " not in reader.said():  # on a slow machine it may leave its parent for another, as if that hung
-            self.assertIn(had, ([0], [CLUSTER_SIZE]), "its child asks it whether it lives, by a read of the beginning")
-            self.assertEqual(size, image_of(clients[parent]).fetched_bytes)
+        self.assertEqual([0], had)
+        self.assertGreater(image_of(clients[parent]).fetched_bytes, 0)  # on a slow machine some come from its parent
         clients[last].destroy("vm")
         self.assert_goes(*(host for host, _ in hosts))
 

@@ -134,7 +134,7 @@ class ModulesTest(TestCase):
 
 class OwnDriversTest(TestCase):
     def test_every_public_call_of_every_driver_goes_through_the_door(self) -> None:
-        layers = ("attach", "cache", "export", "snapshot")
+        layers = ("source", "attach", "cache", "export", "snapshot")
         points = [point for layer in layers for point in entry_points(group=f"virtman.drivers.{layer}")]
         open_calls = [
             f"{driver.__name__}.{name}"

@@ -74,7 +74,7 @@ class MachineTest(TestCase):
 
 class OwnDriversTest(TestCase):
     def test_every_driver_of_ours_says_what_it_needs(self) -> None:
-        for layer in ("attach", "cache", "export", "snapshot"):
+        for layer in ("source", "attach", "cache", "export", "snapshot"):
             for point in entry_points(group=f"virtman.drivers.{layer}"):
                 if point.value.startswith("drivers."):
                     self.assertIsInstance(point.load().needs, Needs, point.value)

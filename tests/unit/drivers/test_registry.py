@@ -6,7 +6,7 @@ import sys
 
 import testtools
 
-from drivers.cache.qcow2 import Qcow2Cache
+from drivers.cache.dmcache import DmCache
 from drivers.errors import UnknownDriver
 from drivers.registry import load
 from tests.unit.virtman.scene import folder_for
@@ -21,13 +21,13 @@ class RegistryTest(testtools.TestCase):
         package = folder / "theirs-1.0.dist-info"
         package.mkdir()
         (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-        points = "[virtman.drivers.cache]\ntheirs = drivers.cache.qcow2:Qcow2Cache\n"
+        points = "[virtman.drivers.cache]\ntheirs = drivers.cache.dmcache:DmCache\n"
         (package / "entry_points.txt").write_text(points)
         sys.path.append(str(folder))
         self.addCleanup(sys.path.remove, str(folder))
 
     def test_driver_of_another_package_is_loaded(self) -> None:
-        self.assertIs(Qcow2Cache, load("cache", "theirs"))
+        self.assertIs(DmCache, load("cache", "theirs"))
 
     def test_unknown_driver_is_told_with_the_known_ones(self) -> None:
         error = self.assertRaises(UnknownDriver, load, "cache", "nothing")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,8 +11,6 @@ from testtools import TestCase
 
 from drivers.cache.cachevolumes import SHIFT, Volumes
 from drivers.host.space import Room, allocate, shortage
-from drivers.qemu.daemon import Daemon
-from drivers.qemu.growth import Growth
 from tests.unit.virtman.scene import folder_for
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -52,20 +47,6 @@ class ShareTest(TestCase):
         for total, kept in ((100 * GIB, 3 * GIB), (20 * GIB, GIB), (5 * GIB, GIB // 2)):
             with mock.patch.object(shutil, "disk_usage", return_value=mock.Mock(total=total)):
                 self.assertEqual(kept, Room(folder).reserve(folder))
-
-    def test_all_daemons_together_may_take_half_of_what_is_spare(self) -> None:
-        folder, daemons = folder_for(self), []
-        growth = Growth(mock.Mock(spare=lambda _folder: 600), "cache")
-        for number in range(3):
-            process = subprocess.Popen(["sleep", "60"])
-            self.addCleanup(process.wait)
-            self.addCleanup(process.kill)
-            (folder / str(number)).write_bytes(bytes(number))
-            node = {"node-name": "cache", "file": {"filename": str(folder / str(number))}}
-            daemons.append(Daemon(process.pid, os.pidfd_open(process.pid), [json.dumps(node)]))
-            growth.add(daemons[-1])
-        limits = [resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)[0] for daemon in daemons]
-        self.assertEqual([100, 101, 102], limits)
 
     def test_the_first_volume_takes_a_quarter_of_what_is_spare_or_as_much_as_a_file_may(self) -> None:
         for most, taken in ((GIB, 32 * MIB), (24 * MIB, 24 * MIB)):

@@ -29,7 +29,7 @@ BLOCKS = ["TM_MAD_CONF", "DS_MAD_CONF"]
 class OnedTest(TestCase):
     def test_there_and_back_is_byte_for_byte_the_same(self) -> None:
         for name, text in FORMS.items():
-            for stack in ("kernel", "userspace"):
+            for stack in ("kernel", "chunkstore"):
                 new, added = registration.register(text, stack)
                 self.assertEqual([] if name == "no lists" else LISTS, added[:-2], name)
                 self.assertEqual(BLOCKS, added[-2:], name)
@@ -47,7 +47,7 @@ class OnedTest(TestCase):
         self.assertIn("-d dummy,fs,virtman -s shared,ssh,local,virtman -w 60", new)
 
     def test_the_blocks_say_what_each_stack_needs(self) -> None:
-        for stack, driver, kind in (("kernel", "raw", "BLOCK"), ("userspace", "qcow2", "FILE")):
+        for stack, driver, kind in (("kernel", "raw", "BLOCK"), ("chunkstore", "qcow2", "FILE")):
             new, _ = registration.register(ONED, stack)
             found = {(a.name, a.get("NAME")): a for a in attributes(new)}
             manager = found["TM_MAD_CONF", "virtman"]
@@ -78,11 +78,11 @@ class OnedTest(TestCase):
 
     def test_another_stack_is_put_in_the_place_of_the_first(self) -> None:
         new, added = registration.register(ONED, "kernel")
-        lines = list(registration.differences(new, "userspace"))
+        lines = list(registration.differences(new, "chunkstore"))
         self.assertIn('TM_MAD_CONF of virtman: DRIVER is "raw" and should be "qcow2"', lines)
-        other, more = registration.register(new, "userspace")
+        other, more = registration.register(new, "chunkstore")
         self.assertEqual([], more)
-        self.assertEqual(registration.register(ONED, "userspace")[0], other)
+        self.assertEqual(registration.register(ONED, "chunkstore")[0], other)
         self.assertEqual(ONED, registration.unregister(other, added))
 
     def test_what_is_in_the_way_is_refused(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
+import signal
 import subprocess
 from pathlib import Path
 
@@ -39,6 +41,15 @@ class ChunkHost:
         self.source.shut()
         self.source = self.new_source()
         return self.source
+
+    def kill(self) -> None:
+        """kill -9 the process that serves."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that serves."""
+        return int((self.place.run / "chunkd.pid").read_text().split()[0])
 
     def remove(self) -> None:
         self.source.stop()

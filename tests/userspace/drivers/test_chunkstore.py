@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 from drivers.base import Parent, PathState
@@ -76,7 +74,7 @@ class ChunkSourceTest(ChunkHostCase):
         top.serve_file(image, file, "child")
         child.join(image, [top])
         self.assert_same(child.uri(image), file)
-        os.kill(_pid(child.place.run), signal.SIGKILL)
+        child.kill()
         wait_until(lambda: child.died == [image.name])
         self.assertFalse(child.source.serving(image.name))
         top.remove()
@@ -88,11 +86,11 @@ class ChunkSourceTest(ChunkHostCase):
         top, child = self.host("top"), self.host("child")
         top.serve_file(image, file, "child")
         child.join(image, [top])
-        before = _pid(child.place.run)
+        before = child.pid
         child.restart()
         self.assertTrue(child.source.serving(image.name))
         child.join(image, [top])
-        self.assertEqual(before, _pid(child.place.run))
+        self.assertEqual(before, child.pid)
         self.assert_same(child.uri(image), file)
 
     def test_a_process_without_an_agent_that_died_is_found_dead(self) -> None:
@@ -101,7 +99,7 @@ class ChunkSourceTest(ChunkHostCase):
         top.serve_file(image, file)
         address = top.source.address
         top.source.shut()
-        os.kill(_pid(top.place.run), signal.SIGKILL)
+        top.kill()
         top.source = top.new_source()
         self.assertFalse(top.source.serving(image.name))
         top.serve_file(image, file)
@@ -125,11 +123,7 @@ class ChunkSourceTest(ChunkHostCase):
         child.join(image, [top])
         secret = top.as_parent(image.name, "child").ticket
         said = [path.read_bytes() for path in child.place.run.glob("*.log")]
-        pid = _pid(child.place.run)
+        pid = child.pid
         for text in (*said, *(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))):
             self.assertNotIn(secret.encode(), text)
         self.assertEqual(0o600, (child.place.run / "chunkd.sock").stat().st_mode & 0o777)
-
-
-def _pid(run: Path) -> int:
-    return int((run / "chunkd.pid").read_text().split()[0])

@@ -33,7 +33,7 @@ from tests.contracts.drivers import path_of
 from tests.limits import killed_at_its_end
 from tests.patience import PATIENCE, wait_until
 from tests.programs import is_running, private_daemons, qemu_io, require, require_root
-from tests.userspace.drivers.hosts import MIB, HostCase
+from tests.userspace.drivers.chunkhosts import MIB, ChunkHostCase
 from tests.userspace.drivers.qemus import Vm, stranger
 
 KIB = 1 << 10
@@ -85,16 +85,27 @@ def cut_at(number: int) -> Iterator[list[str]]:
         yield steps
 
 
-class SnapshotCase(HostCase):
+class SnapshotCase(ChunkHostCase):
     """A host ``h`` that serves an image, and VMs with disks of 4 MiB over it."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.image, self.file, (self.h,) = self.chain(0, MIB)
-        self.origin = self.h.export.local(self.image)
+        require(self, "qemu-storage-daemon", "qemu-io")
+        self.image, self.file = self.make_image(MIB)
+        self.h = self.host("h")
+        self.h.serve_file(self.image, self.file, "below")
+        self.origin = self.h.source.device(self.image)
         self.folder = self.h.place.state / "snapshots"
         self.store = LayerStore(self.folder)
         self.names = (f"vm{number}" for number in itertools.count())
+
+    def small_file_system(self, folder: Path, size: int, files: int = 1000) -> None:
+        """Mount a file system with room for ``size`` bytes, and for ``files`` files and folders, on a folder."""
+        require_root(self, "a small file system is mounted")
+        require(self, "mount")
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.check_call(["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={files + 1}", "none", str(folder)])
+        self.addCleanup(subprocess.check_call, ["umount", str(folder)])
 
     def make(self) -> Qcow2Disks:
         """A driver object of an agent that just started."""
@@ -106,7 +117,7 @@ class SnapshotCase(HostCase):
         return vm
 
     def created(self, vm: str = "vm1", size: int | None = None) -> Path:
-        return path_of(self.h.snapshot.create(vm, self.origin, size or self.image.size))
+        return path_of(self.make().create(vm, self.origin, size or self.image.size))
 
     def start(self, vm: str, *, running: bool = False) -> Vm:
         started = Vm(self.make().open(vm), running=running)
@@ -178,17 +189,17 @@ class CreateTest(SnapshotCase):
         self.assert_same(self.h.uri(self.image), self.file)
 
     def test_small_write_fetches_nothing(self) -> None:
-        host = self.host("h1")
-        host.join(self.image, [self.h])
-        disk = host.snapshot.create("vm", host.export.local(self.image), self.image.size)
+        below = self.host("below")
+        below.join(self.image, [self.h])
+        disk = Qcow2Disks(below.place).create("vm", below.source.device(self.image), self.image.size)
         qemu_io(path_of(disk), "write 512k 4k")
-        self.assertEqual(0, host.held(self.image))
+        self.assertEqual(0, below.source.held(self.image).held_bytes)
 
     def test_a_disk_for_which_there_is_no_room_leaves_nothing(self) -> None:
         for size, files in ((MIB // 2, 1000), (8 * MIB, 0)):
             self.small_file_system(self.store.folder, size, files)
             self.assertRaises(NoSpace, self.created)
-            self.assertEqual(([], frozenset()), (self.left(), self.h.snapshot.existing()))
+            self.assertEqual(([], frozenset()), (self.left(), self.make().existing()))
 
     def test_disk_that_was_not_made_to_the_end_leaves_nothing(self) -> None:
         with killed_at_its_end("qemu-img"):
@@ -198,7 +209,7 @@ class CreateTest(SnapshotCase):
     def test_a_file_system_that_runs_full_below_disks_is_told_of(self) -> None:
         self.small_file_system(self.folder, 8 * MIB)
         self.store.folder.mkdir()
-        self.assertEqual("", self.h.snapshot.trouble())
+        self.assertEqual("", self.make().trouble())
         self.created()
         driver = Qcow2Disks(replace(self.h.place, reserve=4 * MIB))
         self.assertEqual("", driver.trouble())
@@ -207,7 +218,7 @@ class CreateTest(SnapshotCase):
 
     def test_half_made_disk_is_made_anew(self) -> None:
         layers = self.folder / "vm1"
-        layers.mkdir()
+        layers.mkdir(parents=True)
         for half in (layers / "0.new", layers / "0.qcow2", layers / "3.qcow2"):
             half.write_bytes(b"half")
         self.created()
@@ -219,16 +230,16 @@ class OpenTest(SnapshotCase):
     def test_file_of_something_else_is_refused(self) -> None:
         path = self.created()
         path.write_bytes(b"x" * 1000)
-        self.assertRaises(BadDisk, self.h.snapshot.open, "vm1")
+        self.assertRaises(BadDisk, self.make().open, "vm1")
         path.unlink()
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(path), "1M"], check=True)
-        self.assertRaises(BadDisk, self.h.snapshot.open, "vm1")
+        self.assertRaises(BadDisk, self.make().open, "vm1")
         path.write_bytes(b"QFI\xfb")
-        self.assertRaises(BadDisk, self.h.snapshot.open, "vm1")
+        self.assertRaises(BadDisk, self.make().open, "vm1")
 
 
 class VirtualMachineTest(SnapshotCase):
-    def test_vm_given_only_the_path_outlives_the_daemon_behind_it(self) -> None:
+    def test_vm_given_only_the_path_outlives_the_chunk_store_behind_it(self) -> None:
         require(self, "qemu-system-x86_64")
         drive = f"file={self.created()},format=qcow2,if=none,id=disk"
         argv = ["qemu-system-x86_64", "-machine", "none", "-nodefaults", "-display", "none", "-monitor", "stdio"]
@@ -240,7 +251,7 @@ class VirtualMachineTest(SnapshotCase):
         assert vm.stdin is not None
         vm.stdin.write(b'qemu-io disk "read 0 512k"\n')
         vm.stdin.flush()
-        self.h.kill_daemon(self.image)
+        self.h.kill()
         wait_until(lambda: self.h.died == [self.image.name])
         vm.stdin.write(b'qemu-io disk "read 512k 512k"\n')
         vm.stdin.flush()
@@ -647,7 +658,7 @@ class StoppedTest(SnapshotCase):
     def test_nothing_needs_the_image_but_copying(self) -> None:
         vm = self.create()
         self.write(self.make().open(vm).path, 0, 1)
-        self.h.export.withdraw(self.image.name)
+        self.h.source.drop(self.image.name, None)
         self.make().take(vm, "p", None)
         self.make().resize(vm, 8 * MIB, None)
         self.make().revert(vm, "p")
@@ -863,9 +874,11 @@ class CloneTest(SnapshotCase):
             driver.drop(vm, "p2", None)
 
     def test_a_reader_gets_layers_that_can_be_opened(self) -> None:
+        driver = self.make()
+
         def read(vm: str) -> None:
-            with self.h.snapshot.reading(vm, "p3") as device, open_blocks(vm, device):
-                changes = self.h.snapshot.changes(vm, "p3", "p1")
+            with driver.reading(vm, "p3") as device, open_blocks(vm, device):
+                changes = driver.changes(vm, "p3", "p1")
             self.assertEqual([0, 2 * BLOCK, 3 * BLOCK], [changed.offset for changed in changes])
 
         for command in ("job-finalize", "block-stream"):

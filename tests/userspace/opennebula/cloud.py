@@ -29,7 +29,7 @@ class DriversTestCase(StandTestCase):
 
     system = "ssh"
     """The driver of the system datastores."""
-    stack, disk_format, disk_type, origins = "userspace", "qcow2", "FILE", "origin host-1"
+    stack, disk_format, disk_type, origins = "chunkstore", "qcow2", "FILE", "origin host-1"
 
     def start_drivers(self, folder: Path, hosts: Mapping[str, Host]) -> None:
         """Start the stand in a folder, and make datastores."""
@@ -85,7 +85,7 @@ class DriversTestCase(StandTestCase):
 
 
 class CloudTestCase(DriversTestCase):
-    """A test with an origin and two hosts of its own, on this machine, of the userspace stack."""
+    """A test with an origin and two hosts of its own, on this machine, of the chunk store."""
 
     def setUp(self) -> None:
         """Start it all."""

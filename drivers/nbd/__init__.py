@@ -1,1 +1,0 @@
-"""What both ends of NBD share."""
