@@ -16,7 +16,9 @@ MIB = 1 << 20
 def left(host: HostProcess) -> set[str]:
     """What a host has of images: content, what its chunk store serves and keeps, and what stacks leave."""
     folders = (host.state / "images", host.state / "manifests")
-    return host.files() | host.served() | {path.name for folder in folders if folder.exists() for path in folder.iterdir()}
+    return (
+        host.files() | host.served() | {path.name for folder in folders if folder.exists() for path in folder.iterdir()}
+    )
 
 
 class WithdrawnTestCase(ClusterTestCase):

@@ -38,7 +38,8 @@ class Site:
         install_doubles(test, self.folder / "packages")
         self.config = AgentConfig(
             name="here", state=self.folder / "state", run=self.folder / "run", volt=serve_volt(test, self.volt),
-            libvirt=LIBVIRT, accel="tcg", source="", attach="double", cache="double", export="double", snapshot="double",
+            libvirt=LIBVIRT, accel="tcg", source="", attach="double", cache="double", export="double",
+            snapshot="double",
         )  # fmt: skip
         Host.known[self.config.state] = self.host
         test.addCleanup(Host.known.pop, self.config.state)
