@@ -52,6 +52,7 @@ class Agent:
         self.config = config
         self._locks = prepare(config)
         records = config.state / "records"
+        client = _volt_client(config)
         source, snapshot, group, cached = _load_drivers(
             config,
             lost=lambda image, host: self.upkeep.places.parent_lost(image, host),
@@ -59,7 +60,7 @@ class Agent:
             step=step,
         )
         store = ImageStore(config.state, Room(config.state, config.reserve))
-        volt = VoltLink(_volt_client(config), config.name, source.address)
+        volt = VoltLink(client, config.name, source.address)
         accel = _accel(config)
         machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", accel.use)
         vms = RecordStore(records / "vms", VmRecord)

@@ -391,7 +391,8 @@ class SecretsTest(SiteTest):
         # The record is written twice, the second time when the new parents are in use.
         wait_until(lambda: [(r.revision, len(r.children)) for r in self.agent.stacks.records.all()] == [(2, 1)])
         self.record = self.site.config.state / "records" / "images" / "debian.json"
-        self.assertEqual(3, self.record.read_text().count(SECRET))
+        # Of each edge, of each parent's ticket, and the serving key.
+        self.assertEqual(6, self.record.read_text().count(SECRET))
 
     def test_no_answer_and_no_line_of_the_log_has_one(self) -> None:
         self.client.publish("mine", self.site.image_file())
