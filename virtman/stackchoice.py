@@ -200,13 +200,12 @@ def known_address(volt: str, state: Path) -> str:
 
 
 def old_caches(state: Path) -> str:
-    """What to do about the caches of an old userspace stack in the state folder; empty if there are none."""
+    """What to do about the caches of an old userspace stack in the state folder; empty if none can be seen there."""
     caches = state / "cache"
     try:
-        there = any(caches.glob("*.qcow2"))
-    except PermissionError:  # another user asks the doctor
-        there = False
-    if not there:
+        if not any(caches.glob("*.qcow2")):
+            return ""
+    except PermissionError:
         return ""
     return f"the caches of the userspace stack of 0.3 in {caches} are not taken over: delete its *.qcow2 files"
 

@@ -91,7 +91,7 @@ class ChunkHostCase(testtools.TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        require(self, "qemu-img", "nbdinfo")
+        require(self, "qemu-img")
         self.root = folder_for(self)
         self.key = secrets.token_bytes(32)
 
