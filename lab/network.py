@@ -7,6 +7,7 @@ addresses cannot collide with its own. Unix sockets ignore network namespaces: t
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import ipaddress
 import json
 import logging
@@ -33,6 +34,7 @@ BURST = 128 << 10
 QUEUE = 0.01
 """Seconds of a link's rate that wait for it, as in a small switch. What comes then is lost."""
 DELAYED_PACKETS = 10_000
+"""More than are ever on their way. What waits for the rate waits elsewhere."""
 CLONE_NEWNET = 0x40000000  # sched.h
 
 
@@ -125,8 +127,15 @@ class Network(Running):
 
 def remove_abandoned() -> None:
     """Remove the namespaces of labs that were killed, with the processes in them. Raises Leftovers."""
-    pids = {path: path.name.removeprefix(PREFIX).partition("-")[0] for path in NAMED.glob(f"{PREFIX}*")}
-    remove_namespaces(sorted(path for path, pid in pids.items() if not Path("/proc", pid).exists()))
+    if not NAMED.exists():
+        return
+    folder = os.open(NAMED, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # another lab may be at it
+        pids = {path: path.name.removeprefix(PREFIX).partition("-")[0] for path in NAMED.glob(f"{PREFIX}*")}
+        remove_namespaces(sorted(path for path, pid in pids.items() if not Path("/proc", pid).exists()))
+    finally:
+        os.close(folder)
 
 
 def remove_namespaces(paths: Sequence[Path]) -> None:
