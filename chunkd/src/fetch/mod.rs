@@ -29,7 +29,7 @@ const HUNG: Duration = Duration::from_secs(1);
 const SLOW: Duration = Duration::from_millis(20);
 const MUCH: u32 = 4;
 
-/// One request in so many goes to the next parent, to learn how fast that one is.
+/// While the first parent is slow, one request in so many goes to the other one, to learn how fast that one is.
 const SAMPLE: u64 = 64;
 
 /// Requests that must be answered for each one that is sent twice because it is late.
@@ -192,15 +192,17 @@ impl Upstream {
         Some(if sample { next } else { best })
     }
 
-    /// The first parent, or the second if the first is slow; and the other of the two, if it does not rest.
+    /// The first parent, or the second if the first is much slower than that; and the other of the two, if it is worth
+    /// to know how fast that one is: while the first is slow, and the second does not rest.
     fn best(&self) -> Option<(Arc<Route>, Option<Arc<Route>>)> {
         let mut routes = self.connected().into_iter();
         let first = routes.next()?;
-        let Some(second) = routes.next().filter(|second| second.rests_until().is_none()) else {
-            return Some((first, None));
-        };
-        let slow = first.latency() > SLOW && first.latency() > second.latency() * MUCH;
-        Some(if slow { (second, Some(first)) } else { (first, Some(second)) })
+        let latency = first.latency();
+        let second = routes.next().filter(|second| latency > SLOW && second.rests_until().is_none());
+        Some(match second {
+            Some(second) if latency > second.latency() * MUCH => (second, Some(first)),
+            second => (first, second),
+        })
     }
 
     /// The parents that are connected, best first. Connects further ones until there are two, and those that rest: so they
