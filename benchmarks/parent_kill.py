@@ -40,7 +40,7 @@ IMAGE_BYTES_PER_ROUND = 48 * MIB
 LEAD_S, WATCH_S, REST_S = 1.0, 4.0, 1.0
 """Seconds of I/O before a kill, from the kill to the agent's next start, and after all hosts are in their places."""
 
-HANG_BAR_S = 3.5
+HANG_BAR_S = 2.0
 """Longest read while a parent hangs: it comes last after a second (chunkd/src/fetch/route.rs)."""
 
 ROLES = ("parent", "grandparent")
