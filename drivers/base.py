@@ -35,6 +35,17 @@ selector of the kernel's multipath target (Linux: drivers/md/dm-ps-*.c, multipat
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What other hosts may take of this one: bytes a second that the host sends (``up``) and reads (``down``), for all
+    images together, and ``connections``. None: no limit, or the driver's own.
+    """
+
+    up: int | None = None
+    down: int | None = None
+    connections: int | None = None
+
+
+@dataclass(frozen=True)
 class Place:
     """What the administrator set for the drivers of this host.
 
@@ -43,7 +54,8 @@ class Place:
     children reach the host; a driver whose children are on this machine needs neither. ``path_policy`` is one of
     ``PATH_POLICIES``. ``group``: the number of a group whose members may use VMs' disks by their QEMU. ``reserve``:
     bytes that are kept free for what VMs write (drivers/host/space.py). ``port``: at which children reach the host; 0:
-    one that is free, and kept. ``cache_limit``: the most bytes that a file of the cache gets.
+    one that is free, and kept. ``cache_limit``: the most bytes that a file of the cache gets. Drivers of the kernel
+    know no ``limits``.
     """
 
     state: Path
@@ -55,6 +67,7 @@ class Place:
     reserve: int | None = None
     port: int = 0
     cache_limit: int | None = None
+    limits: Limits = field(default=Limits())
 
 
 @dataclass(frozen=True)

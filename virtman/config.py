@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.base import FAILOVER, Place
+from drivers.base import FAILOVER, Limits, Place
 from drivers.host.acl import let_pass
 from drivers.host.durable import write_atomically
 from virtman.errors import BadRequest, ConfigError
@@ -30,7 +30,8 @@ LIBVIRT_GROUP = "libvirt-qemu"
 @dataclass(frozen=True)
 class AgentConfig:
     """``idle_grace``: seconds that a stack nobody needs is kept. ``group``: whose members may call the agent, and use
-    the disks of VMs. ``address``, ``port``, ``path_policy``, ``reserve``, ``cache_limit``: see ``Place``.
+    the disks of VMs. ``address``, ``port``, ``path_policy``, ``reserve``, ``cache_limit``: see ``Place``; ``up``,
+    ``down``, ``connections``: see ``Limits``.
     """
 
     name: str
@@ -50,6 +51,9 @@ class AgentConfig:
     address: str = ""
     port: int = 0
     cache_limit: int | None = None
+    up: int | None = None
+    down: int | None = None
+    connections: int | None = None
     path_policy: str = FAILOVER
     group: str | None = None
     reserve: int | None = None
@@ -73,7 +77,7 @@ class AgentConfig:
     def place(self) -> Place:
         return Place(
             self.state, self.run, self.name, self.address, self.path_policy, self.gid, self.reserve, self.port,
-            self.cache_limit,
+            self.cache_limit, Limits(self.up, self.down, self.connections),
         )  # fmt: skip
 
     @property

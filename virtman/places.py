@@ -21,24 +21,28 @@ from pathlib import Path
 
 from drivers.names import STATE
 
+NBD = 10809
+"""The TCP port that is registered for NBD (IANA)."""
+
 SOCKET = "agent.sock"
 """The socket of the local API in the run folder."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """``state`` survives a reboot, ``run`` has the sockets, ``libvirt`` runs the VMs."""
+    """``state`` survives a reboot, ``run`` has the sockets, ``libvirt`` runs the VMs. ``port``: see ``Place``."""
 
     state: Path
     run: Path
     libvirt: str
+    port: int = 0
 
     @property
     def socket(self) -> Path:
         return self.run / SOCKET
 
 
-SYSTEM = Places(STATE, Path("/run/virtman"), "qemu:///system")
+SYSTEM = Places(STATE, Path("/run/virtman"), "qemu:///system", NBD)
 
 
 def places() -> Places:

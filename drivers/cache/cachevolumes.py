@@ -18,7 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from drivers.errors import BadDisk, BadVolume, NoSpace
-from drivers.host import blockdev
+from drivers.host import blockdev, emptydisk
 from drivers.host.command import run, tool
 from drivers.host.space import Room, allocate
 from drivers.kernel import bcachedev, devmapper, loopdev
@@ -41,8 +41,6 @@ _MAP, _HALF = "virtman-cachevol-", "virtman-cachenew-"
 _MARK = "virtman cache volume "
 _READ = 'for how in direct fullblock; do dd if="$1" iflag=$how bs=4096 count=1 status=none && break; done'
 """Reads the mark from the disk itself, where that is possible: memory would answer for a dead disk."""
-_CHECKED = 1 << 20
-"""Bytes at the start of a device that must be zeros if the device has no mark."""
 
 
 class Volumes:
@@ -143,7 +141,7 @@ class Volumes:
         """Delete the file of a stopped volume, or the mark on its device. False if it does not answer, or refuses."""
         with contextlib.suppress(OSError):
             if self.number(path) == number:
-                path.unlink() if path.is_file() else _write(path, bytes(_CHECKED))
+                path.unlink() if path.is_file() else _write(path, bytes(emptydisk.BEGINNING))
                 return True
         return False
 
@@ -176,20 +174,13 @@ class Volumes:
         return "it is in use" if loopdev.device_of(path) else unmarked
 
     def _objection_to_device(self, path: Path, *, marked: bool) -> str:
-        # First by programs, which have a limit: a disk that does not answer would hang this process.
-        signatures = run(["wipefs", "--no-act", "--noheadings", "--output", "TYPE", str(path)]).stdout.split()
+        if why := emptydisk.objection(path, marked=marked):
+            return why
         sector = int(run(["blockdev", "--getss", str(path)]).stdout)
-        with path.open("rb", buffering=0) as disk:  # udev looks at a disk anew that is closed by a writer
-            begins, size, held = disk.read(_CHECKED), blockdev.size(disk.fileno()), blockdev.is_held(disk.fileno())
-        if held:
-            return "it is mounted or in use"
         if sector != SECTOR:
             return f"its sectors are not of {SECTOR} bytes; name a file on a file system there"
-        if size < (needed := SHIFT + (self._bucket << 10)):
+        if (size := size_of(path)) < (needed := SHIFT + (self._bucket << 10)):
             return f"it is too small: {size} bytes, {needed} needed"
-        if signatures or (not marked and any(begins)):
-            what = ", ".join(sorted(set(signatures))) or "something unknown"
-            return f"it holds {what}; wipefs --all, and zeros in its first MiB, make it free if nobody needs that"
         return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -17,6 +18,7 @@ from drivers.base import Place
 from drivers.cachemodels import Volume, VolumeState
 from drivers.chunkstore.control import Control
 from drivers.errors import BadVolume, DriverError
+from drivers.host import blockdev, emptydisk
 from drivers.host.durable import write_atomically
 from drivers.host.space import Room
 
@@ -25,6 +27,10 @@ log = logging.getLogger(__name__)
 SHARE, LARGEST = 2, 256 << 30
 """Unless the administrator says otherwise, a file may get as large as one half of its file system, at most LARGEST
 bytes. A chunk of 64 KiB takes about 28 bytes of memory, so that is 110 MiB of memory."""
+
+
+MARK = b"virtman chunks 1"
+"""What each volume begins with (chunkd/src/pool/member.rs)."""
 
 
 class ChunkPool:
@@ -53,6 +59,7 @@ class ChunkPool:
         with self._lock:
             known = self._recorded()
             if path not in known:
+                _prepare(path)
                 limit = self._limit_of(path)
                 self._tell(path, limit)
                 self._write({**known, path: limit})
@@ -66,8 +73,7 @@ class ChunkPool:
                 return False
             self._control.call("remove-member", {"path": str(path)})
             self._write({other: limit for other, limit in known.items() if other != path})
-            if path.is_file():
-                path.unlink()
+            _erase(path)
             return True
 
     def tell(self) -> None:
@@ -99,7 +105,8 @@ class ChunkPool:
     def _limit_of(self, path: Path) -> int:
         """The most bytes of a volume. Raises OSError."""
         if path.is_block_device():
-            return 1 << 62
+            with path.open("rb", buffering=0) as disk:
+                return blockdev.size(disk.fileno())
         return self._limit or min(LARGEST, shutil.disk_usage(path.parent).total // SHARE)
 
     def _recorded(self) -> dict[Path, int]:
@@ -114,3 +121,47 @@ class ChunkPool:
 
     def _write(self, volumes: dict[Path, int]) -> None:
         write_atomically(self._record, json.dumps({str(path): limit for path, limit in volumes.items()}).encode())
+
+
+def _prepare(path: Path) -> None:
+    """Mark a disk that nobody needs. The process makes a file, or refuses one that holds something else.
+
+    Raises BadVolume, CommandFailed, ToolMissing.
+    """
+    try:
+        why = _objection(path)
+        if not why and path.is_block_device():
+            _write_beginning(path, MARK)
+    except OSError as error:
+        raise BadVolume(path, error.strerror or str(error)) from error
+    if why:
+        raise BadVolume(path, why)
+
+
+def _objection(path: Path) -> str:
+    """Why a volume must not be made there; empty if it can be. Raises OSError, CommandFailed, ToolMissing."""
+    if not path.is_absolute():
+        return "it must be an absolute path"
+    if path.is_block_device():
+        return emptydisk.objection(path, marked=_is_marked(path))
+    if path.exists():
+        return "" if path.is_file() and _is_marked(path) else "something else is there; name a file that does not exist"
+    return "" if path.parent.is_dir() else "there is no such file or device, nor a folder to make a file in"
+
+
+def _is_marked(path: Path) -> bool:
+    with path.open("rb", buffering=0) as file:
+        return file.read(len(MARK)) == MARK
+
+
+def _erase(path: Path) -> None:
+    """Delete the file of a volume that is used no more, or free its disk. What has no mark is left alone."""
+    with contextlib.suppress(OSError):
+        if _is_marked(path):
+            path.unlink() if path.is_file() else _write_beginning(path, bytes(emptydisk.BEGINNING))
+
+
+def _write_beginning(path: Path, content: bytes) -> None:
+    with path.open("r+b", buffering=0) as disk:
+        disk.write(content)
+        os.fsync(disk.fileno())

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ class ChunkSource:
     def __init__(
         self, place: Place, *, lost: LostParent, died: Died, step: Callable[[str], None] = lambda _step: None
     ) -> None:
-        self._host, self._step, self._lost, self._image_died = place.host, step, lost, died
+        self._host, self._limits = place.host, place.limits
+        self._step, self._lost, self._image_died = step, lost, died
         self._process = Process(place, self._tell, self._died)
         self._links = self._process.vms.parent
         self._control = self._process.control
@@ -167,7 +169,8 @@ class ChunkSource:
         return hits
 
     def held(self, image: Image) -> CacheStats:
-        held = self._control.call("held", {"key": image.key})["bytes"]
+        told = self._known().get(image.name)
+        held = self._control.call("held", {"key": image.key})["bytes"] if told is None else told["held"]
         return CacheStats(held_bytes=held, file_bytes=held)
 
     def fill(self, image: Image, ranges: Sequence[Range]) -> None:
@@ -201,6 +204,7 @@ class ChunkSource:
 
     def _tell(self) -> None:
         """The process has started, or was found."""
+        self._control.call("limits", asdict(self._limits))
         self.group.tell()
         self._told = -FRESH
 

@@ -54,7 +54,7 @@ class OrdinaryUserTest(HostsTestCase):
     def start_agent(self) -> None:
         log = self.folder / "log"
         with log.open("ab") as file:
-            argv = self.argv("-m", "virtman.cli", "agent", "--name", "mine", "--accel", "tcg", "--port", "0")
+            argv = self.argv("-m", "virtman.cli", "agent", "--name", "mine", "--accel", "tcg")
             agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         self.addCleanup(agent.wait, PATIENCE)
         self.addCleanup(agent.terminate)

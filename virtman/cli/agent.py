@@ -10,6 +10,7 @@ import click
 from drivers.base import PATH_POLICIES
 from virtman.cli import options
 from virtman.cli.output import one_line_errors
+from virtman.places import places
 
 
 @click.command(name="agent")
@@ -51,16 +52,34 @@ from virtman.cli.output import one_line_errors
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    default=10809,
-    show_default=True,
+    default=lambda: places().port,
     envvar="VIRTMAN_PORT",
-    help="TCP port at which other hosts read from the chunk store; 0: one that is free, and kept.",
+    help="TCP port at which other hosts read from the chunk store; 0: one that is free, and kept."
+    "  [default: 10809; not as root: 0]",
 )
 @click.option(
     "--cache-limit",
     type=options.SizeType(),
     envvar="VIRTMAN_CACHE_LIMIT",
     help="The most that the chunk store's file takes, e.g. 100G.  [default: half of the file system, at most 256G]",
+)
+@click.option(
+    "--up",
+    type=options.SizeType(least=1),
+    envvar="VIRTMAN_UP",
+    help="The most that the chunk store sends to other hosts in a second, e.g. 100M.  [default: no limit]",
+)
+@click.option(
+    "--down",
+    type=options.SizeType(least=1),
+    envvar="VIRTMAN_DOWN",
+    help="The most that the chunk store reads from other hosts in a second.  [default: no limit]",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(1),
+    envvar="VIRTMAN_CONNECTIONS",
+    help="Other hosts' connections to the chunk store; further ones wait.  [default: 4096]",
 )
 @options.libvirt
 @click.option(

@@ -107,6 +107,9 @@ class SizeType(click.ParamType[int]):
 
     name = "size"
 
+    def __init__(self, least: int = 0) -> None:
+        self._least = least
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The size in bytes."""
         if isinstance(value, int):
@@ -114,7 +117,9 @@ class SizeType(click.ParamType[int]):
         number, suffix = (value[:-1], value[-1].upper()) if value[-1:].isalpha() else (value, "")
         if not number.isdecimal() or suffix not in SUFFIXES:
             self.fail(f"{value!r} is not a size: a number of bytes, or one followed by K, M, G or T", param, ctx)
-        return int(number) * SUFFIXES[suffix]
+        if (size := int(number) * SUFFIXES[suffix]) < self._least:
+            self.fail(f"{value!r} is less than {self._least}", param, ctx)
+        return size
 
 
 size = click.option("--size", type=SizeType(), help="Size of the disk, e.g. 20G. Default: the image's size.")

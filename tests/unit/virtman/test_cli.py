@@ -673,6 +673,8 @@ class AgentCommandTest(CliTest):
             ("--accel", "xen"),
             ("--stack", "other"),
             ("--address", "here"),
+            ("--port", "70000"),
+            ("--up", "0"),
             ("--path-policy", "any"),
             ("--idle-grace", "-1"),
             ("--log-level", "loud"),

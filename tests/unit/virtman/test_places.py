@@ -22,7 +22,7 @@ class PlacesTest(TestCase):
         return places_of(uid, {"HOME": "/home/ada", **environment}, self.sessions)
 
     def test_roots_are_those_of_the_host_whatever_the_environment_says(self) -> None:
-        system = Places(Path("/var/lib/virtman"), Path("/run/virtman"), "qemu:///system")
+        system = Places(Path("/var/lib/virtman"), Path("/run/virtman"), "qemu:///system", 10809)
         self.assertEqual(system, self.places(0, XDG_STATE_HOME="/x", XDG_RUNTIME_DIR="/y"))
 
     def test_an_ordinary_users_are_where_its_variables_say(self) -> None:

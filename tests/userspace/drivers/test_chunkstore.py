@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from drivers.base import Parent, PathState
+from drivers.base import Limits, Parent, PathState
+from drivers.chunkstore.control import Control
 from drivers.chunkstore.source import ChunkSource
 from drivers.errors import BadAddress, DriverError, NoParents
 from drivers.host.space import Room
@@ -115,6 +117,14 @@ class ChunkSourceTest(ChunkHostCase):
             (Parent("odd", "nbds://127.0.0.1:1", ticket="odd"), DriverError),
         ):
             self.assertRaises(error, child.source.ensure, image, [parent])
+
+    def test_the_process_is_told_of_limits_also_one_that_runs_already(self) -> None:
+        host = self.host("host")
+        for limits in (Limits(up=1 << 20, connections=7), Limits(down=5)):
+            host.place = replace(host.place, limits=limits)
+            host.restart().reserve("img")
+            told = Control(host.place.run / "chunkd.sock").call("status")["limits"]
+            self.assertEqual({**asdict(limits), "connections": limits.connections or 4096}, told)
 
     def test_secrets_are_in_no_command_line_and_the_control_socket_is_the_agents_alone(self) -> None:
         image, file = self.make_image(MIB)
