@@ -46,10 +46,15 @@ def no_room(room: Room, where: Path, what: str) -> NoRoom:
 
 
 def data_from(fd: int, offset: int, size: int) -> int:
-    """Where data begin at or after an offset (lseek(2)); ``size`` if there are only holes. Raises OSError."""
+    """Where data begin at or after an offset (lseek(2)); ``size`` if there are only holes. Raises OSError.
+
+    A block device has no holes.
+    """
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
+        if error.errno == errno.EINVAL:
+            return offset
         if error.errno != errno.ENXIO:
             raise
         return size

@@ -62,8 +62,9 @@ class ImageStore:
             try:
                 convert(source, temporary, RAW, progress, self.room)
                 size = temporary.stat().st_size
-                with self.adding_up(kind, size) as total:
-                    image = Image(name, size, _digest(temporary, size, total, progress))
+                with temporary.open("rb") as copy, self.adding_up(kind, size) as total:
+                    image = Image(name, size, _digest(copy.fileno(), size, total, progress))
+                    os.fsync(copy.fileno())
                     total.keep()
                 temporary.rename(self.path(image))
                 sync(self.folder)
@@ -82,6 +83,17 @@ class ImageStore:
                 yield total
         else:
             yield Sum(kind)
+
+    def prove(self, fd: int, size: int, digest: str, progress: Progress) -> str:
+        """What open content of ``size`` bytes holds: a digest that proves chunks. Keeps the manifest of ``digest``.
+
+        Raises HostTrouble.
+        """
+        with translate_os_errors("reading what is to be served in place"), self.adding_up(BLAKE3, size) as total:
+            found = _digest(fd, size, total, progress)
+            if found == digest:
+                total.keep()
+        return found
 
     def remove(self, key: str) -> int:
         """Delete an image's content and manifest. Returns the bytes of disk space freed. Raises HostTrouble."""
@@ -116,16 +128,14 @@ def _file_bytes(path: Path) -> int | None:
         return None
 
 
-def _digest(path: Path, size: int, total: Total, progress: Progress) -> str:
-    """The digest of a copy, which is on the disk then."""
+def _digest(fd: int, size: int, total: Total, progress: Progress) -> str:
+    """The digest of what is open."""
     done = 0
-    with path.open("rb") as file:
-        for piece in _pieces(file.fileno(), size):
-            total.add(piece)
-            done += len(piece)
-            if piece is not ZEROS:  # there may be millions of these
-                progress("digest", done, size)
-        os.fsync(file.fileno())
+    for piece in _pieces(fd, size):
+        total.add(piece)
+        done += len(piece)
+        if piece is not ZEROS:  # there may be millions of these
+            progress("digest", done, size)
     progress("digest", size, size)  # ends if the caller has hung up meanwhile
     return total.digest()
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivers.base import Image
-from drivers.digests import BLAKE3, DRAWN, draw, key_of, kind_of
+from drivers.digests import BLAKE3, DRAWN, draw, key_of, kind_of, proves_chunks
 from drivers.errors import DriverError
 from drivers.host.locks import NamedLocks
 from virtman import inplace, models
 from virtman.cleaning import remove
 from virtman.convert import Content, Progress, holds
 from virtman.copies import content_of_vm
-from virtman.errors import CoordinatorDown, ImageExists, ImageInUse, UnknownImage, VirtmanError
+from virtman.errors import BadImageFile, CoordinatorDown, ImageExists, ImageInUse, UnknownImage, VirtmanError
 from virtman.fdpassing import Passed
 from virtman.hosting import leave_later
 from virtman.imagefile import check_size, source
@@ -131,10 +131,22 @@ class Publishing:
                 self._check_unpublished(name, found)
                 inplace.check_free(found, fd)
                 image, wanted = Image(name, found.size, trust or self._new_digest(name, found)), found
+                if proves_chunks(image.digest):
+                    wanted = self._proven(image, found, fd, progress)
             if digest:
                 wanted = wanted.model_copy(update={"digest": True})
             progress("look", found.size, found.size)  # ends if the caller has hung up meanwhile
             return _published(add_origin(self._stacks, image, wanted))
+
+    def _proven(self, image: Image, found: InPlace, fd: int, progress: Progress) -> InPlace:
+        """Read all of what is trusted to hold an image: its children ask for the names of its chunks.
+
+        Raises BadImageFile if it holds something else.
+        """
+        content = self._store.prove(fd, found.size, image.digest, progress)
+        if content != image.digest:
+            raise BadImageFile(f"{found.path} holds {content}, and not {image.digest}")
+        return found.model_copy(update={"digest": True, "content": content})
 
     def _is_same(self, before: ImageRecord, found: InPlace, trust: str | None) -> bool:
         """Whether this is published in place already. Raises ImageExists if it is, with another digest."""

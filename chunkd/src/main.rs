@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use listenfd::ListenFd;
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{self, Runtime};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -70,6 +70,7 @@ impl Sockets {
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
     dump_no_core()?;
+    allow_open_files()?;
     tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter("info").init();
     if let Some(path) = &options.pid_file {
         write_pid(path)?;
@@ -116,6 +117,12 @@ async fn shrink(pool: Arc<Pool>) {
 /// `PR_SET_DUMPABLE` would do more, but it gives /proc/PID to root (proc(5)): the agent could not recognise its own process.
 fn dump_no_core() -> io::Result<()> {
     Ok(setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?)
+}
+
+/// Each connection is an open file, and each read of a disk is not: the usual 1024 are for programs that use select(2).
+fn allow_open_files() -> io::Result<()> {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 /// Writes the pid file in one step: whoever reads it finds all of it.

@@ -281,6 +281,15 @@ fn a_crash_leaves_no_core_with_secrets() {
 }
 
 #[test]
+fn it_may_open_as_many_files_as_it_is_let() {
+    let chunkd = Chunkd::new();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", chunkd.process.id())).unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let files: Vec<_> = files.split_whitespace().collect();
+    assert_eq!(files[0], files[1]);
+}
+
+#[test]
 fn no_secret_is_on_the_command_line_or_in_the_log() {
     let (origin, host) = (Chunkd::new(), Chunkd::new());
     let content = Content::new(1 << 20);

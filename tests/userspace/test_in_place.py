@@ -119,6 +119,17 @@ class FileInPlaceTest(InPlaceTestCase):
 
 
 class DigestTest(InPlaceTestCase):
+    def test_one_that_is_trusted_to_hold_a_published_copy_is_read_first_and_proves_what_children_read(self) -> None:
+        first, origin, child = self.host("first").start(), self.origin.start(), self.host("child").start()
+        digest = first.publish("img", self.file).digest
+        other = self.image_file("other")
+        error = self.assertRaises(BadImageFile, origin.publish_in_place, "img", other, digest)
+        self.assertIn(f"and not {digest}", str(error))
+        origin.publish_in_place("img", self.file, digest)
+        self.assertEqual(digest, self.in_place(self.origin).digest)
+        first.unpublish("img")
+        self.assert_same_content(Path(child.create("vm", "img").disk.path), self.file)
+
     def test_an_agent_that_was_killed_meanwhile_begins_anew(self) -> None:
         os.truncate(self.file, 1 << 40)  # takes longer than the test
         self.origin.start().publish_in_place("img", self.file, digest=True)

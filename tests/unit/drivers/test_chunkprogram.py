@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
+import tomllib
 from pathlib import Path
 from unittest import mock
 
@@ -13,6 +15,15 @@ from drivers.chunkstore.program import program
 from drivers.errors import ToolMissing
 from drivers.needs import VIRTMAN_CHUNKD, Finding, Machine, Needs, check
 from tests.unit.virtman.scene import folder_for
+
+
+class VersionTest(TestCase):
+    def test_the_program_has_the_version_of_the_package(self) -> None:
+        """An agent ends a process of another version."""
+        root = Path(__file__).parents[3]
+        package = re.search(r'\bversion="(\d.+)"', (root / "setup.py").read_text())
+        crate = tomllib.loads((root / "chunkd/Cargo.toml").read_text())["package"]
+        self.assertEqual(crate["version"], package and package[1])
 
 
 class ProgramTest(TestCase):
