@@ -55,6 +55,13 @@ enum Call {
         image: String,
         ranges: Vec<(u64, u64)>,
     },
+    BootSet {
+        image: String,
+    },
+    Pin {
+        key: String,
+        until: u64,
+    },
     Limits(LimitsSpec),
     Kept,
     Held {
@@ -131,6 +138,13 @@ impl Agent {
                 let _entered = self.runtime.enter();
                 self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect())?;
             }
+            Call::BootSet { image } => {
+                let ranges = self.registry.boot_set(&image)?;
+                let ranges =
+                    ranges.map(|ranges| ranges.iter().map(|range| (range.start, range.end)).collect::<Vec<_>>());
+                return Ok(json!({ "ranges": ranges }));
+            }
+            Call::Pin { key, until } => self.registry.pin(&key, until)?,
             Call::Limits(spec) => self.registry.limits.set(&spec),
             Call::Kept => {
                 let keys = self.registry.kept()?.into_iter().map(|kept| kept.key);

@@ -124,7 +124,11 @@ impl Notes {
         Ok(freed)
     }
 
-    fn names(&self, key: &str, alone: bool) -> io::Result<HashSet<Name>> {
+    /// The names of an image's chunks, as far as they are known here; only of those that no other image has, if `alone`.
+    ///
+    /// # Errors
+    /// A manifest cannot be read.
+    pub fn names(&self, key: &str, alone: bool) -> io::Result<HashSet<Name>> {
         let kept = match self.get(key) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashSet::new()),
             kept => kept?,

@@ -19,8 +19,8 @@ use chunkd::pool::Pool;
 use chunkd::registry::Registry;
 use chunkd::{control, listen};
 
-/// How often the pool looks whether a file system needs its reserve.
-const SHRINK_EVERY: Duration = Duration::from_secs(2);
+/// How often the pool looks whether pins have ended, and whether a file system needs its reserve.
+const TEND_EVERY: Duration = Duration::from_secs(2);
 
 /// Keeps, verifies and serves the chunks of images.
 ///
@@ -95,16 +95,20 @@ fn serve(
     runtime.spawn(listen::serve_vms(tokio::net::UnixListener::from_std(vms)?, registry.clone()));
     let tls = listen::tls_of(registry)?;
     runtime.spawn(listen::serve_hosts(tokio::net::TcpListener::from_std(hosts)?, tls, registry.clone()));
-    runtime.spawn(shrink(registry.pool.clone()));
+    runtime.spawn(tend(registry.clone()));
     Ok(())
 }
 
-/// Gives space back to VMs' disks, without an end.
-async fn shrink(pool: Arc<Pool>) {
+/// Ends pins, and gives space back to VMs' disks, without an end.
+async fn tend(registry: Arc<Registry>) {
     loop {
-        sleep(SHRINK_EVERY).await;
-        let pool = pool.clone();
-        match spawn_blocking(move || pool.shrink()).await {
+        sleep(TEND_EVERY).await;
+        let registry = registry.clone();
+        let tended = spawn_blocking(move || {
+            registry.end_pins();
+            registry.pool.shrink()
+        });
+        match tended.await {
             Ok(0) => {}
             Ok(freed) => tracing::info!(freed, "chunks make room for others in their file system"),
             Err(error) => tracing::error!(%error, "the pool does not shrink"),

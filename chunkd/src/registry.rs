@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -32,6 +33,8 @@ pub enum Refused {
     Unknown(String),
     #[error("image {0} is being served")]
     InUse(String),
+    #[error("the pool has no room: all that it has is pinned, or its file system needs the space")]
+    Full,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -83,6 +86,7 @@ pub struct ParentStatus {
 
 /// What an image does now. Bytes; `parents`: in the order of the agent's list.
 #[derive(Debug, Serialize)]
+#[allow(clippy::struct_excessive_bools)] // what the agent reads
 pub struct ImageStatus {
     pub name: String,
     pub key: String,
@@ -91,6 +95,10 @@ pub struct ImageStatus {
     pub hits: u64,
     /// Of its chunks in the pool, which other images may share.
     pub held: u64,
+    /// No parent is needed to read all of the image.
+    pub whole: bool,
+    /// It is known what programs of this host read first.
+    pub boot_set: bool,
     /// Bytes that were filled behind demand, and that are to be filled.
     pub filled: (u64, u64),
     /// Whether that goes on.
@@ -251,11 +259,58 @@ impl Registry {
     /// Has ranges of an image kept here, behind demand (`Image::fill`).
     ///
     /// # Errors
-    /// The image is not served here.
+    /// The image is not served here, or the pool can keep nothing more.
     pub fn fill(&self, image: &str, ranges: Vec<Range<u64>>) -> Result<(), Refused> {
+        let image = self.served(image)?;
+        if !ranges.is_empty() && self.pool.is_full() {
+            return Err(Refused::Full);
+        }
+        image.fill(ranges);
+        Ok(())
+    }
+
+    /// What programs of this host have read of an image first (`BootSet`).
+    ///
+    /// # Errors
+    /// The image is not served here.
+    pub fn boot_set(&self, image: &str) -> Result<Option<Vec<Range<u64>>>, Refused> {
+        Ok(self.served(image)?.boot_set.complete(Instant::now()))
+    }
+
+    fn served(&self, image: &str) -> Result<Arc<Image>, Refused> {
         let tables = self.tables();
-        let served = tables.images.get(image).ok_or_else(|| Refused::Unknown(image.to_owned()))?;
-        served.image.fill(ranges);
+        Ok(tables.images.get(image).ok_or_else(|| Refused::Unknown(image.to_owned()))?.image.clone())
+    }
+
+    /// Has the chunks of an image stay in the pool until `end`, in seconds since 1970. A time that has passed ends that.
+    ///
+    /// # Errors
+    /// A manifest cannot be read.
+    pub fn pin(&self, key: &str, end: u64) -> Result<(), Refused> {
+        if (end > now() || self.pool.pins.has(key)) && self.pool.pins.set(key, end) {
+            self.pin_kept(key)?;
+        }
+        self.end_pins();
+        Ok(())
+    }
+
+    /// Lets chunks go again that only images have whose pins have ended.
+    pub fn end_pins(&self) {
+        let Some(turn) = self.pool.pins.turn(now()) else { return };
+        for key in &turn.keys {
+            if let Err(error) = self.pin_kept(key) {
+                tracing::warn!(key, %error, "what is kept of a pinned image may go");
+            }
+        }
+        self.pool.unpin(&turn);
+    }
+
+    fn pin_kept(&self, key: &str) -> io::Result<()> {
+        for name in self.notes.names(key, false)? {
+            if let Some(place) = self.pool.find(&name) {
+                self.pool.pin(key, place);
+            }
+        }
         Ok(())
     }
 
@@ -274,7 +329,7 @@ impl Registry {
     pub fn held(&self, key: &str, alone: bool) -> Result<u64, Refused> {
         let served = || self.tables().images.values().find(|served| served.image.key == key).map(|it| it.image.clone());
         match if alone { None } else { served() } {
-            Some(image) => Ok(image.held()),
+            Some(image) => Ok(image.held().0),
             None => Ok(self.notes.held(key, &self.pool, alone)?),
         }
     }
@@ -305,19 +360,27 @@ impl Registry {
 fn status(name: String, image: &Image) -> ImageStatus {
     let parents = image.parents.uses().into_iter();
     let (done, of, filling) = image.filled();
+    let (held, whole) = image.held();
     ImageStatus {
         name,
         key: image.key.clone(),
         proven: image.proven(),
         fetched: image.fetched.load(Ordering::Relaxed),
         hits: image.hits.load(Ordering::Relaxed),
-        held: image.held(),
+        held,
+        whole,
+        boot_set: image.boot_set.is_complete(Instant::now()),
         filled: (done, of),
         filling,
         parents: parents
             .map(|(parent, state)| ParentStatus { host: parent.host, address: parent.endpoint.address, state })
             .collect(),
     }
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs())
 }
 
 /// Programs of this host may read all images, by key or by name.

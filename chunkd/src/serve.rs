@@ -88,6 +88,13 @@ impl Export {
         matches!(self, Self::Image(image) if image.read_now(offset, into))
     }
 
+    /// A program of this host reads a range.
+    fn note(&self, request: &Request) {
+        if let (Self::Image(image), true) = (self, request.length > 0) {
+            image.boot_set.note(Instant::now().into_std(), request.offset, request.length);
+        }
+    }
+
     fn hit(&self, length: usize) {
         self.image().hits.fetch_add(length as u64, Ordering::Relaxed);
     }
@@ -168,7 +175,9 @@ async fn wait_for(exports: &dyn Exports, name: &str, until: Instant) -> Option<E
     }
 }
 
-/// Answers requests until the client says goodbye, the image is dropped, or `cut`. `up`: what all that is sent is paid from.
+/// Answers requests until the client says goodbye, the image is dropped, or `cut`.
+///
+/// `up`: what all that is sent to another host is paid from; none for a program of this host.
 ///
 /// # Errors
 /// Why it ended otherwise.
@@ -275,6 +284,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
 
     /// Answers a read now if it is here, or if the beginning of a large one is.
     async fn read(&mut self, request: Request) -> Result<(), Ended> {
+        if self.up.is_none() {
+            self.export.note(&request);
+        }
         if request.length as usize > SMALL {
             return self.read_large(request).await;
         }

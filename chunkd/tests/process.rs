@@ -273,6 +273,16 @@ fn limits_are_shown_and_each_call_tells_all_of_them() {
 }
 
 #[test]
+fn a_pin_may_come_before_its_image_and_there_is_no_boot_set_before_a_boot() {
+    let (chunkd, content) = (Chunkd::new(), Content::new(1 << 20));
+    for until in [u64::MAX, 0] {
+        chunkd.call(&json!({ "call": "pin", "key": content.key, "until": until }));
+    }
+    chunkd.call(&Chunkd::spec(&content));
+    assert_eq!(json!({ "ranges": null }), chunkd.call(&json!({ "call": "boot-set", "image": IMAGE })));
+}
+
+#[test]
 fn a_crash_leaves_no_core_with_secrets() {
     let chunkd = Chunkd::new();
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", chunkd.process.id())).unwrap();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use chunkd::fetch::Use;
 use chunkd::limits::LimitsSpec;
 use chunkd::manifest::{CHUNK, to_usize};
+use chunkd::serve::{Export, Exports};
 use common::{BadParent, Client, Content, Fault, Host};
 use futures_util::future::{join, join_all};
 use tokio::time::timeout;
@@ -369,6 +370,7 @@ async fn what_is_filled_is_read_without_a_parent() {
     let size = u64::from(2 * MIB);
     hosts[1].registry.fill(common::IMAGE, vec![size / 2..u64::MAX, 0..CHUNK]).unwrap();
     in_time(60, filled(&hosts[1], size / 2 + CHUNK)).await;
+    assert!(!hosts[1].registry.status(None)[0].whole);
     hosts[0].registry.drop_image(common::IMAGE);
     assert_eq!(content.data.slice(MIB as usize..), in_time(60, hosts[1].read(size / 2, MIB)).await);
     hosts[1].registry.fill(common::IMAGE, vec![CHUNK..2 * CHUNK, 0..size]).unwrap(); // waits, and is replaced
@@ -390,6 +392,7 @@ async fn filling_has_several_requests_on_their_way_and_asks_for_nothing_twice() 
             () = host.registry.limits.reads.some() => panic!("filling counts as a read"),
         }
         assert_eq!(size - 2 * CHUNK, host.fetched()); // but for the hole
+        assert!(host.registry.status(None)[0].whole);
     }
     let busiest = parent.busiest.load(Ordering::SeqCst);
     assert!(busiest > 2, "{busiest}");
@@ -434,6 +437,68 @@ async fn an_origin_has_nothing_to_fill() {
     let hosts = chain(&content, &[]).await;
     hosts[0].registry.fill(common::IMAGE, vec![0..u64::MAX; 1]).unwrap();
     in_time(60, filled(&hosts[0], MIB.into())).await;
+}
+
+/// A host with a pool of 4 MiB that reads this content from the origin.
+async fn small(content: &Content) -> (Host, Host) {
+    let (origin, host) = (Host::new("origin").await, Host::new("one").await);
+    let pool = host.folder.path().join("pool");
+    host.registry.pool.remove(&pool);
+    host.registry.pool.add(&pool.with_extension("small"), 4 << 20, 0).unwrap();
+    origin.admit(&["one"]);
+    origin.publish(content).await;
+    host.attach(content, &[origin.as_parent_of("one")]).await;
+    (origin, host)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pinned_image_stays_until_its_pin_ends() {
+    let pinned = Content::new(2 * MIB);
+    let (origin, host) = small(&pinned).await;
+    host.registry.pin(&pinned.key, u64::MAX).unwrap();
+    host.registry.fill(common::IMAGE, vec![0..u64::MAX; 1]).unwrap();
+    in_time(60, filled(&host, pinned.data.len() as u64)).await;
+    let large = Content::of(Content::new(8 * MIB).data.iter().rev().copied().collect());
+    origin.publish(&large).await;
+    host.attach(&large, &[origin.as_parent_of("one")]).await;
+    let travels = u64::from(2 * MIB) - 2 * CHUNK;
+    for (end, stays) in [(u64::MAX, true), (0, false)] {
+        host.registry.pin(&pinned.key, end).unwrap();
+        for _ in 0..2 {
+            in_time(60, host.read(0, 8 * MIB)).await;
+        }
+        assert_eq!(stays, host.registry.held(&pinned.key, false).unwrap() == travels);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filling_ends_when_a_pinned_image_has_all_of_the_pool() {
+    let content = Content::new(8 * MIB);
+    let (_origin, host) = small(&content).await;
+    host.registry.pin(&content.key, u64::MAX).unwrap();
+    host.registry.fill(common::IMAGE, vec![0..u64::MAX; 1]).unwrap();
+    let status = || host.registry.status(None).remove(0);
+    while status().filling {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!status().whole && status().held == host.registry.pool.usage().1);
+    assert!(host.registry.fill(common::IMAGE, vec![0..u64::MAX; 1]).unwrap_err().to_string().contains("no room"));
+    assert_eq!(content.data, in_time(60, host.read(0, 8 * MIB)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_programs_of_the_host_read_makes_a_boot_set_and_what_children_read_does_not() {
+    let content = Content::new(4 * MIB);
+    let hosts = chain(&content, &[]).await;
+    hosts[0].admit(&["one"]);
+    let mut child = in_time(60, Client::child(&hosts[0], "one", &content.key)).await.unwrap();
+    in_time(60, child.read(0, MIB)).await;
+    let mut vm = in_time(60, Client::vm(&hosts[0], &content.key)).await.unwrap();
+    in_time(60, vm.read(u64::from(MIB), MIB)).await;
+    assert_eq!(None, hosts[0].registry.boot_set(common::IMAGE).unwrap()); // the boot goes on
+    let Some(Export::Image(image)) = hosts[0].registry.find(common::IMAGE) else { panic!("it is served") };
+    let after = std::time::Instant::now() + Duration::from_secs(120);
+    assert_eq!(Some(vec![u64::from(MIB)..u64::from(2 * MIB); 1]), image.boot_set.complete(after));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

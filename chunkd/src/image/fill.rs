@@ -86,6 +86,10 @@ impl Image {
                 yield_now().await; // others want this thread, and nothing here waits
                 continue;
             }
+            if self.pool.is_full() {
+                tracing::warn!(image = self.key, "filling ends: the pool has no room");
+                return Ok(());
+            }
             while coming.len() >= if self.limits.reads.any() { 1 } else { AT_ONCE } {
                 tokio::select! {
                     Some(length) = coming.next() => progress.add(length?),
@@ -97,7 +101,8 @@ impl Image {
             coming.push(async move {
                 for part in parts {
                     if let Part::Coming(mut flight) = part {
-                        flight.wait_for(Option::is_some).await.map_err(|_| Closed)?;
+                        while flight.changed().await.is_ok() {} // until the chunk is kept
+                        flight.borrow().as_ref().ok_or(Closed)?;
                     }
                 }
                 Ok(length)
@@ -117,7 +122,7 @@ impl Image {
                 continue;
             }
             let name = self.name(chunk).await?;
-            if name != Name::ZEROS && self.pool.find(&name).is_none() {
+            if name != Name::ZEROS && self.kept(&name).is_none() {
                 missing.push((chunk, name));
             }
         }

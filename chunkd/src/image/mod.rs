@@ -1,5 +1,6 @@
 //! One image on this host: reads come from the pool, else from its parents, each chunk once for all who wait for it.
 
+mod bootset;
 mod fill;
 
 use std::collections::{HashMap, VecDeque};
@@ -15,6 +16,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
+use bootset::BootSet;
 use fill::Filling;
 
 use crate::fetch::{Answer, Closed, Fault, Left, Upstream};
@@ -86,6 +88,7 @@ pub struct Image {
     pub fetched: AtomicU64,
     /// Bytes that clients got without waiting for a parent or a disk.
     pub hits: AtomicU64,
+    pub boot_set: BootSet,
     filling: Mutex<Filling>,
     held: Mutex<Option<Held>>,
 }
@@ -96,6 +99,7 @@ struct Held {
     changes: u64,
     pages: usize,
     bytes: u64,
+    whole: bool,
 }
 
 /// Chunks whose flights end when this is dropped, whatever ends their fetch.
@@ -143,20 +147,27 @@ impl Image {
             closed,
             fetched: AtomicU64::new(0),
             hits: AtomicU64::new(0),
+            boot_set: BootSet::default(),
             filling: Mutex::default(),
             held: Mutex::default(),
         }
     }
 
-    /// Bytes of the image's chunks in the pool. Cheap if nothing has changed since the last call.
-    pub fn held(&self) -> u64 {
+    /// Bytes of the image's chunks in the pool, and whether this host needs no parent to read all of the image.
+    ///
+    /// Cheap if nothing has changed since the last call.
+    pub fn held(&self) -> (u64, bool) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let (changes, pages) = (self.pool.changes(), self.manifest.as_ref().map_or(0, Manifest::known));
         match &*held {
-            Some(held) if (held.changes, held.pages) == (changes, pages) => held.bytes,
+            Some(held) if (held.changes, held.pages) == (changes, pages) => (held.bytes, held.whole),
             _ => {
-                let bytes = self.pool.held(&names(&self.key, self.size, self.manifest.as_ref()));
-                held.insert(Held { changes, pages, bytes }).bytes
+                let names = names(&self.key, self.size, self.manifest.as_ref());
+                let known = self.manifest.as_ref().is_none_or(Manifest::is_whole);
+                let whole = self.content.is_some() || (known && self.pool.has_all(&names));
+                let bytes = self.pool.held(&names);
+                *held = Some(Held { changes, pages, bytes, whole });
+                (bytes, whole)
             }
         }
     }
@@ -244,7 +255,7 @@ impl Image {
             if let Some(flight) = flights.get(&chunk) {
                 return Part::Coming(flight.clone());
             }
-            if let Some(place) = self.pool.find(&name) {
+            if let Some(place) = self.kept(&name) {
                 self.set_word(chunk, place.to_word());
                 return Part::Kept(self.check(place, name));
             }
@@ -259,6 +270,11 @@ impl Image {
             tokio::spawn(self.clone().fetch(run, paid));
         }
         parts
+    }
+
+    /// The place of a chunk in the pool. It stays there if this image is pinned.
+    fn kept(&self, name: &Name) -> Option<Place> {
+        self.pool.find(name).inspect(|&place| self.pool.pin(&self.key, place))
     }
 
     /// Begins to read a kept chunk as a whole.
@@ -444,6 +460,7 @@ impl Image {
                 if content == Name::ZEROS {
                     image.set_word(wanted.chunk, ZEROS);
                 } else if let Some(place) = image.pool.keep(&Entry { name: wanted.name, content }, data) {
+                    image.pool.pin(&image.key, place);
                     image.set_word(wanted.chunk, place.to_word());
                 }
             }
@@ -533,13 +550,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (pool, image, page) = scene(folder.path());
         keep(&pool, 1); // as another image does
-        assert_eq!((0, 0), (image.held(), image.held()));
+        assert_eq!([(0, false); 2], [image.held(), image.held()]);
         image.manifest().unwrap().put_page(0, &page).unwrap();
-        assert_eq!(CHUNK, image.held());
+        assert_eq!((CHUNK, false), image.held());
         keep(&pool, 2);
         keep(&pool, 7); // of another image
-        assert_eq!((2 * CHUNK, 2 * CHUNK), (image.held(), image.held()));
+        assert_eq!([(2 * CHUNK, false); 2], [image.held(), image.held()]);
+        keep(&pool, 3);
+        assert_eq!((3 * CHUNK, true), image.held());
+        pool.forget(&Name::of_chunk(&chunk(3)));
         pool.forget(&Name::of_chunk(&chunk(1)));
-        assert_eq!(CHUNK, image.held());
+        assert_eq!((CHUNK, false), image.held());
     }
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use super::pins::PINNED;
 use super::sieve::Sieve;
 use crate::manifest::{CHUNK, NAME, Name, to_usize};
 use crate::nowait;
@@ -31,6 +32,7 @@ const USED: u32 = 1;
 const CHECKED: u32 = 2;
 /// Somebody has read it since the hand of the sieve came by.
 const READ: u32 = 4;
+// PINNED: 8 and 16. Such a slot is not in the sieve.
 const GENERATION: u32 = 1 << 8;
 
 /// What came of a read.
@@ -220,13 +222,46 @@ impl Member {
         if self.generation(slot) != Some(generation) {
             return 0;
         }
-        sieve.remove(slot);
+        if self.words[slot as usize].load(Ordering::Acquire) & PINNED == 0 {
+            sieve.remove(slot);
+        }
         self.clear(slot);
         sieve.give_back(slot);
         if let Err(error) = self.punch(slot) {
             tracing::warn!(path = %self.path.display(), slot, %error, "a chunk is not removed from the disk");
         }
         CHUNK
+    }
+
+    /// Has a chunk stay, if the slot still has the chunk of this generation. `bit`: of `PINNED`.
+    pub fn pin(&self, slot: u32, generation: u32, bit: u32) {
+        let Some(word) = self.words.get(slot as usize) else { return };
+        if word.load(Ordering::Acquire) & bit != 0 {
+            return;
+        }
+        let mut sieve = self.sieve(); // nothing gets another generation meanwhile
+        if self.generation(slot) == Some(generation) && word.fetch_or(bit, Ordering::SeqCst) & PINNED == 0 {
+            sieve.remove(slot);
+        }
+    }
+
+    /// Takes a bit of `PINNED` from all slots.
+    pub fn unpin(&self, bit: u32) {
+        for (slot, word) in (0..).zip(&self.words) {
+            if word.load(Ordering::Acquire) & bit != 0 {
+                let mut sieve = self.sieve();
+                if word.fetch_and(!bit, Ordering::SeqCst) & PINNED == bit {
+                    sieve.insert(slot);
+                }
+            }
+        }
+    }
+
+    /// Whether nothing further can be kept.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let sieve = self.sieve();
+        sieve.is_empty() && !(sieve.has_free() && self.has_room())
     }
 
     /// Gives space back to the file system until the reserve is free again. Returns the bytes that are free now.

@@ -5,18 +5,21 @@
 
 mod index;
 mod member;
+mod pins;
 mod sieve;
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use index::Index;
 use member::Member;
 pub use member::{Entry, Found};
+use pins::Pins;
+pub use pins::Turn;
 
 use crate::manifest::{CHUNK, Name};
 
@@ -55,6 +58,9 @@ pub struct Pool {
     index: Index,
     turn: AtomicUsize,
     changes: Arc<AtomicU64>,
+    pub pins: Pins,
+    /// The log says that nothing further is kept.
+    told_full: AtomicBool,
 }
 
 impl Default for Pool {
@@ -66,6 +72,8 @@ impl Default for Pool {
             index: Index::new(),
             turn: AtomicUsize::new(0),
             changes: Arc::default(),
+            pins: Pins::default(),
+            told_full: AtomicBool::new(false),
         }
     }
 }
@@ -121,6 +129,29 @@ impl Pool {
         places.len() as u64 * CHUNK
     }
 
+    /// Whether the chunks of all these names are here.
+    pub fn has_all(&self, names: &[Name]) -> bool {
+        names.iter().all(|name| self.find(name).is_some())
+    }
+
+    /// Whether nothing further can be kept: all chunks are pinned, or file systems need their reserve.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.all().all(|(_, member)| member.is_full())
+    }
+
+    /// Has a chunk stay as long as the image with this key is pinned.
+    pub fn pin(&self, key: &str, place: Place) {
+        if let Some(member) = self.member(place) {
+            self.pins.mark(key, |bit| member.pin(place.slot, place.generation, bit));
+        }
+    }
+
+    /// Lets chunks go again that no image has pinned in this turn.
+    pub fn unpin(&self, turn: &Turn) {
+        self.all().for_each(|(_, member)| member.unpin(turn.old));
+    }
+
     /// The members in use.
     fn all(&self) -> impl Iterator<Item = (u8, &Member)> {
         (1..=u8::MAX).zip(self.members.iter().map_while(OnceLock::get)).filter(|(_, member)| !member.retired())
@@ -169,9 +200,14 @@ impl Pool {
                         self.drop_at(other); // two have brought it at the same time
                     }
                     self.changed();
+                    self.told_full.store(false, Ordering::Relaxed);
                     return Some(place);
                 }
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => {}
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                    if !self.told_full.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(path = %member.path.display(), "no further chunks are kept: nothing may go");
+                    }
+                }
                 Err(error) => tracing::warn!(path = %member.path.display(), %error, "a chunk is not kept"),
             }
         }

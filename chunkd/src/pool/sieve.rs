@@ -58,6 +58,18 @@ impl Sieve {
         self.free.push(slot);
     }
 
+    /// Whether no chunk is in the queue.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.oldest == NONE
+    }
+
+    /// Whether there is a slot without a chunk.
+    #[must_use]
+    pub fn has_free(&self) -> bool {
+        !self.free.is_empty() || self.unused < self.slots
+    }
+
     /// Puts a slot into the queue as the newest.
     pub fn insert(&mut self, slot: u32) {
         self.older[slot as usize] = self.newest;

@@ -289,3 +289,65 @@ fn a_reader_never_gets_the_bytes_of_another_chunk() {
         done.store(true, Ordering::Relaxed);
     });
 }
+
+fn keep_all(scene: &Scene, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        scene.keep(number);
+    }
+}
+
+/// Chunks of these numbers, kept and pinned by the image with this key.
+fn keep_pinned(scene: &Scene, key: &str, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let place = scene.keep(number);
+        scene.pool.pin(key, place);
+    }
+}
+
+fn found(scene: &Scene, numbers: std::ops::Range<u64>) -> usize {
+    numbers.filter(|&number| scene.find(number).is_some()).count()
+}
+
+#[test]
+fn pinned_chunks_stay_in_a_full_pool() {
+    let scene = Scene::new();
+    scene.pool.pins.set("image", 10);
+    keep_pinned(&scene, "image", 0..8);
+    keep_pinned(&scene, "another", 8..16); // which is not pinned
+    keep_all(&scene, 16..300);
+    assert_eq!((8, 0), (found(&scene, 0..8), found(&scene, 8..16)));
+}
+
+#[test]
+fn what_two_images_share_stays_until_both_pins_have_ended() {
+    let scene = Scene::new();
+    scene.pool.pins.set("image", 10);
+    scene.pool.pins.set("another", 20);
+    keep_pinned(&scene, "image", 0..8);
+    keep_pinned(&scene, "another", 4..8);
+    assert!(scene.pool.pins.turn(9).is_none());
+    let turn = scene.pool.pins.turn(10).unwrap();
+    assert_eq!(vec!["another"; 1], turn.keys);
+    keep_pinned(&scene, "another", 4..8);
+    scene.pool.unpin(&turn);
+    drop(turn);
+    keep_all(&scene, 100..300);
+    assert_eq!((0, 4), (found(&scene, 0..4), found(&scene, 4..8)));
+    scene.pool.unpin(&scene.pool.pins.turn(20).unwrap());
+    keep_all(&scene, 300..500);
+    assert_eq!(0, found(&scene, 4..8));
+}
+
+#[test]
+fn a_pool_full_of_pinned_chunks_keeps_no_further_ones() {
+    let scene = Scene::new();
+    scene.pool.pins.set("image", 10);
+    let slots = scene.pool.usage().1 / CHUNK;
+    keep_pinned(&scene, "image", 0..slots);
+    let (entry, data) = chunk(slots);
+    assert_eq!((None, true), (scene.pool.keep(&entry, &data), scene.pool.is_full()));
+    scene.pool.forget(&chunk(0).0.name);
+    assert!(!scene.pool.is_full());
+    keep_pinned(&scene, "image", slots..slots + 1);
+    assert_eq!((None, true), (scene.find(0), scene.pool.is_full()));
+}
