@@ -18,6 +18,7 @@ from volt.models import (
     AGENT_PATTERN,
     MAX_INTEGER,
     Assignment,
+    BootSet,
     DeadParentReport,
     Health,
     HeartbeatAnswer,
@@ -188,6 +189,17 @@ def _add_images(app: OpenAPI, volt: Coordinator) -> None:
     def show_tree(path: ImagePath) -> Response:
         """The image's tree, nested by primary parent."""
         return _answer(volt.tree(path.image))
+
+    @app.get("/v1/images/<image>/boot-set", responses={200: BootSet})
+    def show_boot_set(path: ImagePath) -> Response:
+        """What VMs read of the image while they boot; no ranges if no host has told."""
+        return _answer(volt.boot_set(path.image))
+
+    @app.put("/v1/images/<image>/boot-set", responses={204: None})
+    def add_boot_set(path: ImagePath, body: BootSet) -> Response:
+        """Add what VMs of a host have read. Ranges that were known already come first then."""
+        volt.add_boot_set(path.image, body.ranges)
+        return Response(status=204)
 
 
 def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:

@@ -16,6 +16,7 @@ from volt.http import httpx
 from volt.models import (
     AGENT_HEADER,
     Assignment,
+    BootSet,
     Child,
     DeadParentReport,
     HeartbeatAnswer,
@@ -41,6 +42,7 @@ from volt.tokens import read_token
 
 __all__ = [
     "Assignment",
+    "BootSet",
     "Child",
     "HeartbeatAnswer",
     "Host",
@@ -159,6 +161,15 @@ class VoltClient:
         reports nor needs it.
         """
         self._send("DELETE", f"/v1/images/{_name(image)}/nodes/{_name(host)}", dropped=dropped, needed=needed)
+
+    def boot_set(self, image: str) -> BootSet:
+        """What VMs read of the image while they boot; no ranges if no host has told. Raises ImageUnknown."""
+        return self._call(BootSet, "GET", f"/v1/images/{_name(image)}/boot-set")
+
+    def add_boot_set(self, image: str, ranges: Sequence[Sequence[int]]) -> None:
+        """Tell what VMs of a host have read first, to be merged into what is known. Raises ImageUnknown."""
+        content = BootSet(ranges=[list(each) for each in ranges]).model_dump_json()
+        self._send("PUT", f"/v1/images/{_name(image)}/boot-set", content)
 
     def tree(self, image: str) -> ImageTree:
         """The image's tree. Raises ImageUnknown."""

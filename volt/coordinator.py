@@ -12,6 +12,7 @@ of a withdrawn image stays, to answer which retained data hosts may delete.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,13 +20,14 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from volt import queries
+from volt import bootsets, queries
 from volt.edgesecrets import edge_secret, serving_key, ticket
 from volt.errors import HostHasNode, ImageConflict, ImageInUse, ImageWithdrawn, NodeUnknown
 from volt.leases import Leases, Policy, leave_tree, steady_clock
 from volt.metrics import Metrics
 from volt.models import (
     Assignment,
+    BootSet,
     Child,
     HeartbeatAnswer,
     Host,
@@ -36,7 +38,7 @@ from volt.models import (
     Parent,
     TreeNode,
 )
-from volt.store import HostRow, ImageRow, Store, changing_tree, load_tree
+from volt.store import BootSetRow, HostRow, ImageRow, Store, changing_tree, load_tree
 from volt.tree import Node, Tree, depth, heap_children
 
 log = logging.getLogger(__name__)
@@ -110,11 +112,16 @@ class Coordinator:
             for image, node in stored.items():  # in the order of all calls that change several trees
                 if image in reported:
                     queries.note_report(session, host, node, reported[image])
+            filled = [
+                image for image, node in stored.items() if image in reported and node.whole != reported[image].whole
+            ]
             absent = reported.keys() - stored.keys()
             left = queries.departures_of(session, host, absent)
             queries.end_waiting(session, left, {*reported, *needed})
             withdrawn = queries.withdrawn_images(session, stored)
             discard = queries.unneeded_digests(session, kept)
+        for image in filled:
+            self._note_whole(host, image, whole=reported[image].whole)
         # A host that reports what Volt knows needs no look at a tree.
         known = {image: reported[image].revision if image in reported else 0 for image in {**reported, **stored}}
         orphans = {name: row for name, row in left.items() if name in absent and row.published}
@@ -186,7 +193,26 @@ class Coordinator:
                 for left in awaited:
                     left.awaited = False
             image.published = False
+            queries.forget_boot_set(session, image.digest)
             log.info("image %s removed", name)
+
+    def boot_set(self, image: str) -> BootSet:
+        """What VMs read first of an image; nothing if no host has told. Raises ImageUnknown."""
+        with self.store.read() as session:
+            row = session.get(BootSetRow, queries.published(session, image).digest)
+            return BootSet.model_validate_json(f'{{"ranges": {row.ranges if row else "[]"}}}')
+
+    def add_boot_set(self, image: str, ranges: Sequence[Sequence[int]]) -> None:
+        """Merge what VMs of one host have read first into what is known. Raises ImageUnknown."""
+        with self.store.write() as session:
+            digest = queries.published(session, image, lock=True).digest
+            row = session.get(BootSetRow, digest)
+            if row is None:
+                row = BootSetRow(digest=digest, ranges="[]", boots=0)
+                session.add(row)
+            if row.boots < bootsets.MOST_BOOTS:
+                row.ranges = bootsets.text_of(bootsets.merged(json.loads(row.ranges), ranges))
+                row.boots += 1
 
     def tree(self, image: str) -> ImageTree:
         with self.store.read() as session:
@@ -262,6 +288,14 @@ class Coordinator:
             with changing_tree(session, image, self._now()) as tree:
                 if row.name in tree.hosts:
                     tree.readdress(row.name)
+
+    def _note_whole(self, host: str, image: str, *, whole: bool) -> None:
+        with self.store.write() as session:
+            row = queries.locked_image(session, image)
+            if row is not None and row.published:
+                with changing_tree(session, row, self._now()) as tree:
+                    if host in tree.hosts:
+                        tree.note_whole(host, whole=whole)
 
     def _hear(self, host: str, image: str, revision: int) -> list[Assignment]:
         """A host says that it follows this revision of its assignment. Returns the assignment if that is newer."""

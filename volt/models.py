@@ -117,13 +117,15 @@ class NodeReport(_Request):
     """What a host reports about one of its images.
 
     ``revision``: the newest assignment that the host follows: it reads from parents of no older one.
-    ``fetched_bytes``: read from parents so far. ``parent``: the host that it reads from now.
+    ``fetched_bytes``: read from parents so far. ``parent``: the host that it reads from now. ``whole``: the host keeps
+    all of the image, as an administrator has asked for; others prefer to read from such a host.
     """
 
     image: Name
     revision: Count
     fetched_bytes: Count = 0
     parent: Name | None = None
+    whole: bool = False
 
 
 class HeartbeatRequest(_Request):
@@ -137,6 +139,17 @@ class HeartbeatRequest(_Request):
     kept: list[Digest] = Field(default_factory=list, max_length=10000)
     needed: list[Name] = Field(default_factory=list, max_length=10000)
     address: Address | None = None
+
+
+class BootSet(BaseModel):
+    """What VMs read of an image while they boot. ``ranges``: where each begins and ends, in the order of the reads.
+
+    All are multiples of 64 KiB. What several hosts have told is merged, up to a limit.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    ranges: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] = Field(max_length=16384)
 
 
 class Host(_Answer):
@@ -231,7 +244,10 @@ class ImageList(_Answer):
 
 
 class TreeNode(_Answer):
-    """A host in an image's tree. ``children``: its primary children. ``parent``: the host that it reads from now."""
+    """A host in an image's tree. ``children``: its primary children. ``parent``: the host that it reads from now.
+
+    ``whole``: the host keeps all of the image, and comes first where it is a parent.
+    """
 
     host: str
     slot: int
@@ -242,6 +258,7 @@ class TreeNode(_Answer):
     fetched_bytes: int
     parent: str | None
     children: list[TreeNode]
+    whole: bool = False
 
 
 class ImageTree(_Answer):

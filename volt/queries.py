@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, func, not_, or_, select, union, update
+from sqlalchemy import Row, and_, delete, func, not_, or_, select, union, update
 from sqlalchemy.orm import Session
 
 from volt.errors import HostUnknown, ImageUnknown
 from volt.models import HostState, Image, NodeReport
-from volt.store import HostRow, ImageRow, departure_table, node_table
+from volt.store import BootSetRow, HostRow, ImageRow, departure_table, node_table
 
 _NODES = select(ImageRow.name, ImageRow.withdrawn, node_table).join(node_table).order_by(ImageRow.id)
 
@@ -99,6 +99,13 @@ def describe(session: Session, images: Sequence[ImageRow]) -> list[Image]:
         )
         for image in images
     ]
+
+
+def forget_boot_set(session: Session, digest: str) -> None:
+    """Delete what is known of how images with a digest boot, unless such an image is published."""
+    session.flush()
+    if session.scalar(select(ImageRow.id).where(ImageRow.published, ImageRow.digest == digest)) is None:
+        session.execute(delete(BootSetRow).where(BootSetRow.digest == digest))
 
 
 def alive_hosts(session: Session, names: Collection[str]) -> list[str]:

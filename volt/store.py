@@ -1,4 +1,4 @@
-"""Volt's database: hosts, images, nodes, departures, a key. It has no parents: the slots tell them.
+"""Volt's database: hosts, images, nodes, departures, boot sets, a key. It has no parents: the slots tell them.
 
 Each use is one short transaction. Writers of one image exclude each other by a lock on the image's row, writers of one
 host by a lock on the host's row, taken in the order hosts by name, then images by id.
@@ -74,6 +74,16 @@ class ImageRow(Base):
     withdrawn: Mapped[bool] = mapped_column(default=False)
 
 
+class BootSetRow(Base):
+    """What VMs read first of the images with a digest. ``ranges``: JSON (volt/bootsets.py); ``boots`` made it."""
+
+    __tablename__ = "boot_sets"
+
+    digest: Mapped[str] = mapped_column(sa.String(145), primary_key=True)
+    ranges: Mapped[str] = mapped_column(sa.Text)
+    boots: Mapped[int]
+
+
 # The columns bear the names of the fields of the tree's own classes, which know of no database. They are not mapped: a
 # whole tree is read for a change of it, and rows are several times faster to read than mapped objects.
 node_table = sa.Table(
@@ -90,6 +100,7 @@ node_table = sa.Table(
     sa.Column("returned", sa.BigInteger),
     sa.Column("fetched_bytes", sa.BigInteger, nullable=False),
     sa.Column("parent", NAME),
+    sa.Column("whole", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 departure_table = sa.Table(
     "departures",

@@ -75,7 +75,7 @@ class Node:
     ``revision``: of its newest assignment. ``awaited``: the revision that it has to confirm to be settled, that is, of
     its newest list of parents. ``confirmed``: the newest one that it confirmed. ``told``: the newest one that it was
     told. ``returned``: the revision at which the host left the tree before, while somebody may still read from it by a
-    list from before that.
+    list from before that. ``whole``: the host has all of the image, and is preferred to other parents.
     """
 
     host: str
@@ -88,6 +88,7 @@ class Node:
     returned: int | None = None
     fetched_bytes: int = 0
     parent: str | None = None
+    whole: bool = False
 
     @property
     def settled(self) -> bool:
@@ -171,7 +172,8 @@ class Places:
         if node.slot <= 0:
             return ()
         peers = [] if node.returned is not None else sources(node.slot, self.fanout)
-        offered = [self.slots[slot].host for slot in peers if self.slots[slot].state in OFFERED]
+        nodes = [self.slots[slot] for slot in peers if self.slots[slot].state in OFFERED]
+        offered = [peer.host for peer in sorted(nodes, key=lambda peer: not peer.whole)]
         origins = self.origins
         if not peers:
             # Only nodes without other parents are told which origins live: the death of an origin disturbs few.
@@ -332,6 +334,13 @@ class Tree(Places):
             and dead in self.parents(self.hosts[reporter])
         ):
             self._doubt(node, NodeState.SUSPECT)
+
+    def note_whole(self, host: str, *, whole: bool) -> None:
+        """A host has all of the image from now on, or no longer. Only the order of others' parents depends on that."""
+        node = self.hosts[host]
+        if node.whole != whole:
+            with self._change(self._affected(node)):
+                node.whole = whole
 
     def lose(self, origin: str) -> None:
         """The lease of an origin ran out."""

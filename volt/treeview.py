@@ -35,5 +35,5 @@ def _line(node: TreeNode) -> str:
     if node.slot <= 0:
         return f"[bold]{escape(node.host)}[/] origin {state}"
     source = f" from {escape(node.parent)}" if node.parent else ""
-    fetched = size_text(node.fetched_bytes)
+    fetched = f"{size_text(node.fetched_bytes)}, whole" if node.whole else size_text(node.fetched_bytes)
     return f"[bold]{escape(node.host)}[/] {state} depth {node.depth} slot {node.slot}, {fetched}{source}"

@@ -10,8 +10,10 @@ from drivers import base
 from tests.doubles.drivers import Moment, unnoticed
 from virtman.voltlink import VoltLink
 from volt import errors
+from volt.bootsets import merged
 from volt.client import (
     Assignment,
+    BootSet,
     Child,
     HeartbeatAnswer,
     Host,
@@ -57,6 +59,8 @@ class VoltDouble:
         self.beats: list[list[NodeReport]] = []
         self.withdrawn: set[str] = set()
         """Digests under which an image was withdrawn."""
+        self.boot_sets: dict[str, list[list[int]]] = {}
+        """By digest."""
         self._revision = 0
         self._parents: dict[str, list[str]] = {}
 
@@ -190,6 +194,16 @@ class VoltDouble:
         left = [host for host in parents if host != dead]
         children = [child.host for child in place.children]
         return self._assign(image, place.slot, parents=left or ["other"], children=children)
+
+    def boot_set(self, image: str) -> BootSet:
+        self._answer("boot_set")
+        return BootSet(ranges=self.boot_sets.get(self._known(image).digest, []))
+
+    def add_boot_set(self, image: str, ranges: Sequence[Sequence[int]]) -> None:
+        self._answer("add_boot_set")
+        digest = self._known(image).digest
+        self.boot_sets[digest] = merged(self.boot_sets.get(digest, []), ranges)
+        self.moment("after volt.add_boot_set")
 
     def image(self, name: str) -> Image:
         self._answer("image")

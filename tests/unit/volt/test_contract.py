@@ -45,6 +45,7 @@ class Seat:
     def __init__(self, volt: Any, host: str = HERE, **by: str) -> None:
         self._host, self._by = host, by
         self.remove_image, self.images, self.image, self.tree = volt.remove_image, volt.images, volt.image, volt.tree
+        self.boot_set, self.add_boot_set = volt.boot_set, volt.add_boot_set
         self._volt = volt
 
     def register(self, address: str) -> None:
@@ -133,6 +134,15 @@ class ContractTests(TestCase):
         self.offer(DEBIAN)
         answer = self.seat.heartbeat([NodeReport(image=name, revision=0) for name in ("nothing", "debian")])
         self.assertEqual((["debian", "nothing"], []), (answer.absent, answer.assignments))
+
+    def test_a_boot_set_is_what_hosts_told(self) -> None:
+        self.offer(DEBIAN)
+        self.assertEqual([], self.seat.boot_set("debian").ranges)
+        for ranges in ([[1 << 20, 2 << 20], [0, 65536]], [[0, 65536]]):
+            self.seat.add_boot_set("debian", ranges)
+        self.assertEqual([[0, 65536], [1 << 20, 2 << 20]], self.seat.boot_set("debian").ranges)
+        self.assertRaises(ImageUnknown, self.seat.boot_set, "nothing")
+        self.assertRaises(ImageUnknown, self.seat.add_boot_set, "nothing", [])
 
     def test_a_published_image_has_this_host_as_its_origin(self) -> None:
         published = self.seat.publish(MINE)

@@ -17,6 +17,7 @@ from testtools import TestCase
 from tests.unit.clock import Clock
 from tests.unit.logs import Logged
 from tests.unit.volt.databases import new_database
+from volt.bootsets import GRAIN, MOST_BOOTS
 from volt.coordinator import Coordinator
 from volt.edgesecrets import ticket
 from volt.errors import HostTaken, HostUnknown, ImageInUse, ImageWithdrawn, OriginNeeded
@@ -271,6 +272,30 @@ class Nodes(CoordinatorCase):
         self.assertEqual(["h3", "h4", "h1", "origin"], [parent.host for parent in again.parents])
 
 
+class BootSets(CoordinatorCase):
+    """What VMs read while they boot."""
+
+    def known(self, image: str = "image") -> list[list[int]]:
+        return self.volt.boot_set(image).ranges
+
+    def test_it_belongs_to_the_content_and_goes_with_the_last_image_of_that(self) -> None:
+        self.publish()
+        self.publish("copy")
+        self.volt.add_boot_set("image", [[0, GRAIN]])
+        self.assertEqual([[0, GRAIN]], self.known("copy"))
+        self.volt.remove_image("image")
+        self.assertEqual([[0, GRAIN]], self.known("copy"))
+        self.volt.remove_image("copy")
+        self.publish()
+        self.assertEqual([], self.known())
+
+    def test_only_the_first_boots_count(self) -> None:
+        self.publish()
+        for number in range(MOST_BOOTS + 1):
+            self.volt.add_boot_set("image", [[number * GRAIN, (number + 1) * GRAIN]])
+        self.assertEqual([[0, MOST_BOOTS * GRAIN]], self.known())
+
+
 class Heartbeats(CoordinatorCase):
     """Renewing, reporting, hearing news."""
 
@@ -284,6 +309,16 @@ class Heartbeats(CoordinatorCase):
         )
         self.volt.heartbeat("h1", [NodeReport(image="image", revision=revision, fetched_bytes=8192, parent="origin")])
         self.assertEqual(8192, self.volt.tree("image").root.children[0].fetched_bytes)
+
+    def test_a_host_that_keeps_all_of_an_image_comes_first_until_it_does_not(self) -> None:
+        self.grow(8)
+        for whole, wanted in ((True, ["h4", "h3", "h1", "origin"]), (False, ["h3", "h4", "h1", "origin"])):
+            report = NodeReport(image="image", revision=self.current("h4").revision, whole=whole)
+            self.volt.heartbeat("h4", [report])
+            self.assertEqual(wanted, self.parents("h7"))
+            self.volt.heartbeat("h4", [report])
+            self.settle("h7", "h8")
+            self.assertEqual([], self.beat("h7", self.current("h7").revision).assignments)
 
     def test_the_interval_grows_with_the_number_of_hosts(self) -> None:
         self.host(*(f"h{number}" for number in range(100)))

@@ -150,6 +150,35 @@ class Suspecting(TestCase):
         self.assertEqual("h3", parents(tree, "h7")[0])
 
 
+class Whole(TestCase):
+    """Hosts that have all of the image."""
+
+    def test_it_comes_first_among_the_parents_and_before_no_host_that_is_no_parent(self) -> None:
+        tree = grown(8)
+        self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
+        before = {host: node.revision for host, node in tree.hosts.items()}
+        tree.note_whole("h4", whole=True)
+        self.assertEqual(["h4", "h3", "h1", "origin"], parents(tree, "h7"))
+        self.assertEqual((["h1", "h2", "origin"], ["origin"]), (parents(tree, "h3"), parents(tree, "h2")))
+        told = {host for host, node in tree.hosts.items() if node.revision > before[host]}
+        self.assertEqual({"h7", "h8"}, told)
+
+    def test_the_same_again_changes_nothing_and_without_the_image_the_order_is_that_of_before(self) -> None:
+        tree = grown(8)
+        tree.note_whole("h4", whole=True)
+        revision = tree.revision
+        tree.note_whole("h4", whole=True)
+        self.assertEqual(revision, tree.revision)
+        tree.note_whole("h4", whole=False)
+        self.assertEqual(["h3", "h4", "h1", "origin"], parents(tree, "h7"))
+
+    def test_one_that_is_dead_is_offered_to_nobody(self) -> None:
+        tree = grown(8)
+        tree.note_whole("h4", whole=True)
+        tree.suspect("h7", "h4")
+        self.assertEqual(["h3", "h1", "origin"], parents(tree, "h7"))
+
+
 class Origins(TestCase):
     """More than one host with the whole image."""
 

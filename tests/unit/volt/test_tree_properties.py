@@ -115,6 +115,11 @@ class AnyOrder(AnyTree):
         parents = self.cluster.tree.parents(self.cluster.tree.hosts[reporter])
         self._changes(self.cluster.tree.suspect, reporter, parents[parent % len(parents)])
 
+    @precondition(AnyTree._members)
+    @rule(which=WHICH, whole=st.booleans())
+    def note_whole(self, which: int, whole: bool) -> None:
+        self._changes(lambda: self.cluster.tree.note_whole(self._pick(which), whole=whole))
+
     @precondition(lambda self: len(self.cluster.tree.origins) < 3)
     @rule(host=HOSTS)
     def publish(self, host: str) -> None:
@@ -137,8 +142,10 @@ class AnyOrder(AnyTree):
         """Once everybody has heard everything, each host but a dead one is offered and reads from its heap parent."""
         if not hasattr(self, "cluster"):
             return
-        self.cluster.settle()
         tree = self.cluster.tree
+        for host in self.cluster.members:
+            tree.note_whole(host, whole=False)
+        self.cluster.settle()
         assert {node.state for node in tree.hosts.values()} == {NodeState.READY}
         for host in self.cluster.members:
             node = tree.hosts[host]
