@@ -162,6 +162,19 @@ class CacheStats:
     file_bytes: int
 
 
+@dataclass(frozen=True)
+class Filled:
+    """What a source reads behind demand: ``done`` bytes of what it was told last, and whether it ``goes_on``.
+
+    ``whole``: all of the image is here, so no parent is needed. ``boot_set``: it is known what VMs have read first.
+    """
+
+    done: int = 0
+    goes_on: bool = False
+    whole: bool = False
+    boot_set: bool = False
+
+
 LostParent = Callable[[str, str], None]
 """Called from a driver's thread, with the names of an image and of a host, when a parent in use was lost and the driver
 has moved on. It has to return at once.
@@ -337,6 +350,9 @@ class ImageSource(Protocol):
     one image, except ``admit``, ``unsettled`` and calls that change nothing.
     """
 
+    fills: bool
+    """Whether ``fill`` returns at once, and goes on behind what VMs read. Without it there are no pins or boot sets."""
+
     @property
     def address(self) -> str:
         """What this host registers at Volt, as a URI; children compute an image's endpoint from it."""
@@ -398,7 +414,19 @@ class ImageSource(Protocol):
         """What is kept of the image now (``CacheDriver.stats``)."""
 
     def fill(self, image: Image, ranges: Sequence[Range]) -> None:
-        """Have what these ranges hold kept here, read from parents where it is not."""
+        """Have what these ranges hold kept here, read from parents where it is not, in this order.
+
+        It replaces what was asked for before; no ranges end that. Raises DriverError if there is no room.
+        """
+
+    def filled(self, image: str) -> Filled:
+        """How far ``fill`` is. Asks no parent."""
+
+    def pin(self, image: Image, until: float) -> None:
+        """Have what is kept of the image stay until a time, in seconds since 1970; one that has passed ends that."""
+
+    def boot_set(self, image: str) -> Sequence[Range] | None:
+        """What VMs of this host have read first, in order; None as long as that is not known."""
 
     def stop(self) -> None:
         """End what serves no image any more: the host is suspended. The next call brings it back."""

@@ -18,6 +18,7 @@ from drivers.base import (
     Child,
     Device,
     ExportDriver,
+    Filled,
     Image,
     Opened,
     Parent,
@@ -25,7 +26,7 @@ from drivers.base import (
     Range,
 )
 from drivers.blocks import open_blocks
-from drivers.errors import DriverError, NotAttached
+from drivers.errors import DriverError, NotAttached, NotPossible
 from drivers.host.locks import NamedLocks
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ PIECE = 1 << 20
 
 class LayeredSource:
     """Its calls: see ``ImageSource``. ``step`` hears of each step, where the agent may be cut off."""
+
+    fills = False
 
     def __init__(
         self, attach: AttachDriver, cache: CacheDriver, export: ExportDriver,
@@ -149,6 +152,16 @@ class LayeredSource:
             for wanted in ranges:
                 for offset in range(wanted.offset, wanted.offset + wanted.length, PIECE):
                     blocks.read(offset, min(PIECE, wanted.offset + wanted.length - offset))
+
+    def filled(self, image: str) -> Filled:  # noqa: ARG002
+        return Filled()
+
+    def pin(self, image: Image, until: float) -> None:  # noqa: ARG002
+        raise NotPossible(f"image {image.name}: this cache cannot promise to keep it")
+
+    def boot_set(self, image: str) -> Sequence[Range] | None:  # noqa: ARG002
+        """Nobody records it."""
+        return None
 
     def stop(self) -> None:
         """Nothing runs without an image."""

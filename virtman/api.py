@@ -32,6 +32,7 @@ from virtman import (
     creating,
     disks,
     errors,
+    hydrating,
     migration,
     models,
     renaming,
@@ -42,6 +43,7 @@ from virtman.calls import Call, LongCall
 from virtman.convert import Progress
 from virtman.errors import VirtmanError
 from virtman.fdpassing import Passed
+from virtman.imagekeeper import HYDRATION
 from virtman.models import DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
 from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe
@@ -181,6 +183,7 @@ def create_app(agent: Agent) -> Application:
     _host_routes(app, agent)
     _cache_routes(app, agent, long_calls)
     _image_routes(app, agent, long_calls)
+    _hydration_routes(app, agent, long_calls)
     _vm_routes(app, agent)
     _machine_routes(app, agent)
     _disk_routes(app, agent)
@@ -394,6 +397,22 @@ def _image_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None
     @app.serve(calls.TREE)
     def tree(path: ImagePath) -> ImageTree:
         return agent.stacks.volt.tree(path.image)
+
+
+def _hydration_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None:
+    @app.serve(calls.HYDRATE)
+    def hydrate(path: ImagePath, body: models.HydrateRequest) -> Response:
+        def work(tell: Progress) -> models.Hydration:
+            record = hydrating.begin(agent.stacks, path.image)
+            if body.until_ready:
+                hydrating.wait(agent.stacks, path.image, partial(agent.upkeep.trouble, HYDRATION + path.image), tell)
+            return agent.overview.hydration(record)
+
+        return long_calls.run(f"hydrate {path.image}", work, detached=False)
+
+    @app.serve(calls.END_HYDRATION)
+    def end_hydration(path: ImagePath) -> None:
+        hydrating.cancel(agent.stacks, path.image)
 
 
 def _vm_routes(app: Application, agent: Agent) -> None:

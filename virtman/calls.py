@@ -83,6 +83,10 @@ UNPUBLISH = Call("DELETE", "/v1/images/<image>", models.Unpublished, members=Tru
             "`?when_unused=true` also one that is in use, which is removed when no host needs it")
 EXPORT_IMAGE = LongCall("POST", "/v1/images/<image>/export", models.Exported, members=True,
     summary="Write an image to a new file of its own")
+HYDRATE = LongCall("PUT", "/v1/images/<image>/hydration", models.Hydration,
+    summary="Keep all of an image on this host; with ``until_ready`` answer when all of it is there")
+END_HYDRATION = Call("DELETE", "/v1/images/<image>/hydration", Nothing,
+    summary="Keep of an image what its VMs read, as of any other image")
 TREE = Call("GET", "/v1/images/<image>/tree", ImageTree, members=True,
     summary="An image's tree of hosts")
 

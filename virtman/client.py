@@ -114,6 +114,15 @@ class AgentClient:
         """
         return self._call(calls.UNPUBLISH, {"when_unused": _flag(when_unused)}, image=image)
 
+    def hydrate(
+        self, image: str, on_progress: OnProgress = silently, *, until_ready: bool = False
+    ) -> models.Hydration:  # fmt: skip
+        """Have this host keep all of an image. ``until_ready``: return when all of it is there."""
+        return self._follow(calls.HYDRATE, {"until_ready": until_ready}, on_progress, image=image)
+
+    def end_hydration(self, image: str) -> None:
+        self._call(calls.END_HYDRATION, image=image)
+
     def export_vm(
         self, vm: str, file: Path, image_format: str = "raw", on_progress: OnProgress = silently
     ) -> models.Exported:

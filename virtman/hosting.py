@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from virtman import bootsets
 from virtman.errors import CoordinatorDown, UnknownImage
 from virtman.following import with_assignment
 from virtman.operations import Kind
@@ -31,6 +32,7 @@ def ensure(stacks: Stacks, name: str, *, moving: bool = False) -> ImageRecord:
             return stacks.operations.carry_out(record)
         # The new attach begins from the old record, so an undo still knows the content that was half removed.
         update = {"role": Role.HOST, "state": State.ABSENT, "given_up": False, "in_place": None}
+        update |= {"hydrate": False, "boot_told": False}
         return _attach(stacks, unlock_device(stacks, record).model_copy(update=update), moving=moving)
 
 
@@ -48,6 +50,7 @@ def _attach(stacks: Stacks, record: ImageRecord, *, moving: bool) -> ImageRecord
         with stacks.store.lock:
             stacks.records.put(record.name, record)
         build(stacks, record)
+        bootsets.prefetch(stacks, record)
         record = with_assignment(record, assignment, confirmed=True).settled()
         stacks.records.put(record.name, record)
         stacks.step("attach:done")

@@ -8,7 +8,7 @@ from functools import partial
 
 from drivers.base import CacheStats, PathState
 from drivers.errors import DriverError
-from virtman import hosting, serving
+from virtman import bootsets, hosting, hydrating, serving
 from virtman.records import ImageRecord, Role
 from virtman.stacks import Stacks
 from virtman.workqueue import Job, Pool, WorkQueue
@@ -22,8 +22,8 @@ of an image that nobody uses. A check compares an image in place with its record
 looks for a better parent. An image in place is checked with each heartbeat. Drivers tell at once of processes that end
 (drivers/base.py, Died)."""
 
-IMAGE, CONTENT = "image ", "content of "
-"""Keys: a stack, and the digest of an image in place. A name follows."""
+IMAGE, CONTENT, HYDRATION, BOOT_SET = "image ", "content of ", "hydration of ", "boot set of "
+"""Keys: a stack, the digest of an image in place, and what is read behind demand. A name follows."""
 
 TAKE_OVER, CHECK = "take over", "check"
 """Jobs: make a stack what its record says, and watch the parents; inspect a stack that is served."""
@@ -48,6 +48,8 @@ class ImageKeeper:
         """What caches held at the last check, for reports that must not wait."""
         self._idle_since: dict[str, float] = {}
         self._next_check: dict[str, float] = {}
+        self._pinned: dict[str, float] = {}
+        """When each hydrated image was pinned last."""
         self._withdrawn: set[str] = set()
         """Images that are to go as soon as nobody needs them, as Volt said last."""
 
@@ -75,6 +77,10 @@ class ImageKeeper:
             key = IMAGE + record.name
             if now >= self._next_check.get(record.name, now):
                 self._queue.wake(key, now=record.in_place is not None and key in troubles, ask=CHECK)  # may be back
+            if record.hydrate:
+                self._queue.wake(HYDRATION + record.name)
+            if bootsets.is_complete(self._stacks, record):
+                self._queue.wake(BOOT_SET + record.name)
 
     def withdraw(self, images: Collection[str]) -> None:
         """Volt says which images are withdrawn."""
@@ -91,6 +97,7 @@ class ImageKeeper:
         """An operation on an image has ended, or a VM of it is gone. Returns at once."""
         self._queue.wake(IMAGE + image, ask=CHECK)
         self._queue.wake(CONTENT + image)
+        self._queue.wake(HYDRATION + image)
 
     def plan(self, record: ImageRecord) -> Job | None:
         """What is to be done for a stack."""
@@ -124,9 +131,30 @@ class ImageKeeper:
             return None
         return Job("compute the digest", partial(serving.compute_digest, self._stacks, record.name), Pool.SLOW)
 
+    def plan_hydration(self, record: ImageRecord) -> Job | None:
+        """Whether all of the image is to be here, and to stay, and is not or does not."""
+        name = record.name
+        if not hydrating.is_wanted(self._stacks, record):
+            return None
+        if self._clock() - self._pinned.get(name, float("-inf")) >= hydrating.PIN / 2:
+            return Job("pin", partial(self._pin, name), on_demand=True)
+        if hydrating.lacks(self._stacks, record):
+            return Job("fill", partial(hydrating.fill, self._stacks, name))
+        return None
+
+    def _pin(self, name: str) -> None:
+        hydrating.pin(self._stacks, name)
+        self._pinned[name] = self._clock()
+
+    def plan_boot_set(self, record: ImageRecord) -> Job | None:
+        """Whether Volt is to hear what VMs of this host read first."""
+        if not bootsets.is_complete(self._stacks, record):
+            return None
+        return Job("tell Volt", partial(bootsets.tell, self._stacks, record.name), Pool.VOLT)
+
     def forget(self, name: str) -> None:
         """There is no stack any more."""
-        for known in (self._idle_since, self._next_check, self._stats):
+        for known in (self._idle_since, self._next_check, self._stats, self._pinned):
             known.pop(name, None)
         self._gone()
 
@@ -143,7 +171,7 @@ class ImageKeeper:
 
     def _note_idle(self, record: ImageRecord) -> None:
         name, now, used = record.name, self._clock(), self._stacks.needed(record)
-        if used or record.role is Role.ORIGIN:
+        if used or record.hydrate or record.role is Role.ORIGIN:
             self._idle_since.pop(name, None)
             pause = 0.0 if record.in_place is not None else USED_CHECK if used else IDLE_CHECK
         else:
@@ -186,4 +214,5 @@ class ImageKeeper:
             revision=record.revision,
             fetched_bytes=self.stats(record.name).held_bytes,
             parent=next(active, None),
+            whole=hydrating.is_whole(self._stacks, record),
         )

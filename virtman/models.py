@@ -413,6 +413,23 @@ class ImageList(Model):
     images: list[Image]
 
 
+class HydrateRequest(Model):
+    """``until_ready``: answer when all of the image is there. Who hangs up before that does not end the hydration."""
+
+    until_ready: Flag = False
+
+
+class Hydration(Model):
+    """How far a host is that is to keep all of an image: ``done`` of ``total`` bytes, with those that hold nothing.
+
+    ``whole``: all is there, so this host needs no parents.
+    """
+
+    done: Bytes
+    total: Bytes
+    whole: bool
+
+
 class Published(Model):
     """An image that this host is an origin of."""
 
@@ -472,7 +489,7 @@ class Left(Model):
 
 
 class Progress(Model):
-    """How far long work is. ``step``: copy, digest, send, receive or memory; ``done`` and ``total`` in bytes."""
+    """How far long work is, in bytes. ``step``: copy, digest, send, receive, memory or hydrate."""
 
     step: str
     done: Bytes
@@ -547,6 +564,7 @@ class Stack(Model):
     children: list[str]
     vms: list[str]
     in_place: InPlace | None = None
+    hydration: Hydration | None = None
 
 
 class VoltStatus(Model):

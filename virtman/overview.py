@@ -8,7 +8,7 @@ from typing import Any
 
 from drivers import base
 from drivers.host.watch import deaths
-from virtman import models
+from virtman import hydrating, models
 from virtman.cachevolumes import CacheVolumes
 from virtman.config import AgentConfig
 from virtman.devices import Devices
@@ -139,7 +139,15 @@ class Overview:
             children=[child.host for child in record.children],
             vms=[vm.name for vm in self._vms.records.all() if vm.image == record.name],
             in_place=self._in_place(record, held),
+            hydration=self.hydration(record) if record.hydrate else None,
         )
+
+    def hydration(self, record: ImageRecord) -> models.Hydration:
+        """How much of an image is here. Raises StateDamaged."""
+        total = record.image.size
+        whole = record.role is Role.ORIGIN or hydrating.is_whole(self._stacks, record)
+        done = total if whole else min(total, self._stacks.source.filled(record.name).done)
+        return models.Hydration(done=done, total=total, whole=whole)
 
     # The host
 

@@ -285,6 +285,7 @@ class ImageRecord(Record):
     ``given_up``: this host is to be its origin no more, as was asked for; it is served while VMs of this host read it.
     ``assigned`` is the revision of the parents in the record; ``revision`` the last one of which it is certain that the
     stack reads from its parents and from no others. ``serving_key``: see ``ImageSource.admit``.
+    ``hydrate``: this host is to keep all of the image. ``boot_told``: Volt knows what VMs of this host read first.
     """
 
     ready = "attached"
@@ -301,6 +302,8 @@ class ImageRecord(Record):
     parents: tuple[Parent, ...] = ()
     children: tuple[Child, ...] = ()
     serving_key: str = Field(default="", repr=False)
+    hydrate: bool = False
+    boot_told: bool = False
 
     @property
     def phase(self) -> str:

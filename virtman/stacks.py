@@ -78,8 +78,8 @@ class Stacks:
         return bool(record.children) or self.in_use(record.name)
 
     def idle(self, record: ImageRecord) -> bool:
-        """Whether the stack may be removed: this host is no origin of the image, and the stack is not needed."""
-        return record.role is Role.HOST and not self.needed(record)
+        """Whether the stack may be removed: it is not needed, and this host is not to keep all of the image."""
+        return record.role is Role.HOST and not record.hydrate and not self.needed(record)
 
     def check_not_suspended(self) -> None:
         """Raises Suspended."""

@@ -20,7 +20,7 @@ from drivers.errors import DriverError
 from virtman import cleaning, serving
 from virtman.devices import Devices
 from virtman.errors import StateDamaged, VirtmanError
-from virtman.imagekeeper import CONTENT, IMAGE, ImageKeeper
+from virtman.imagekeeper import BOOT_SET, CONTENT, HYDRATION, IMAGE, ImageKeeper
 from virtman.parallel import raise_all, side_by_side
 from virtman.placekeeper import CHILDREN, LOST, PLACE, PlaceKeeper
 from virtman.records import ImageRecord
@@ -63,6 +63,8 @@ class Upkeep:
         self._plans: dict[str, Callable[[str], Job | None]] = {
             IMAGE: partial(self._plan_image, self.images.plan, self.images.forget),
             CONTENT: partial(self._plan_image, self.images.plan_content, lambda _name: None),
+            HYDRATION: partial(self._plan_image, self.images.plan_hydration, lambda _name: None),
+            BOOT_SET: partial(self._plan_image, self.images.plan_boot_set, lambda _name: None),
             PLACE: partial(self._plan_image, self.places.plan, self.places.plan_without_stack),
             LOST: partial(self._plan_image, self.places.plan_lost, self.places.forget_lost),
             CHILDREN: self.places.plan_children,
@@ -150,6 +152,10 @@ class Upkeep:
     def tend_volume(self, path: Path) -> None:
         """Have a volume of the cache tended now, after no pause. Returns at once."""
         self._ask(f"{VOLUME}{path}", "tend", now=True)
+
+    def trouble(self, key: str) -> str:
+        """Why the last job of a key failed that is yet to be done; nothing if none did."""
+        return self.queue.troubles().get(key, "")
 
     def released(self, image: str) -> None:
         """An operation on an image has ended, or a VM of it is gone. Returns at once."""

@@ -116,6 +116,14 @@ class VoltLink:
         """What is published under the name. Raises UnknownImage, CoordinatorDown."""
         return self._call(lambda: self._client.image(image))
 
+    def boot_set(self, image: str) -> list[list[int]]:
+        """What VMs read first, as ranges with their ends. Raises UnknownImage, CoordinatorDown."""
+        return self._call(lambda: self._client.boot_set(image)).ranges
+
+    def add_boot_set(self, image: str, ranges: Sequence[Sequence[int]]) -> None:
+        """Tell what VMs of this host have read first. Raises UnknownImage, CoordinatorDown."""
+        self._call(lambda: self._client.add_boot_set(image, ranges))
+
     def tree(self, image: str) -> ImageTree:
         return self._call(lambda: self._client.tree(image))
 

@@ -21,6 +21,7 @@ from drivers.base import (
     Child,
     Device,
     Died,
+    Filled,
     Image,
     LostParent,
     Opened,
@@ -61,6 +62,7 @@ class ChunkSource:
     """Its calls: see ``ImageSource``."""
 
     needs = Needs(tools=(VIRTMAN_CHUNKD,))
+    fills = True
 
     def __init__(
         self, place: Place, *, lost: LostParent, died: Died, step: Callable[[str], None] = lambda _step: None
@@ -75,6 +77,8 @@ class ChunkSource:
         self._images: dict[str, dict[str, Any]] = {}
         """By name, what the process told last."""
         self._told = -FRESH
+        self._pins: dict[str, int] = {}
+        """By key, until when an image is pinned, in seconds since 1970: a process that starts is told again."""
         self._closed = threading.Event()
         Watch("chunkstore-events", self._hear, self._closed).start()
 
@@ -176,6 +180,21 @@ class ChunkSource:
     def fill(self, image: Image, ranges: Sequence[Range]) -> None:
         wanted = [(each.offset, each.offset + each.length) for each in ranges]
         self._control.call("fill", {"image": image.name, "ranges": wanted})
+        self._told = -FRESH
+
+    def filled(self, image: str) -> Filled:
+        told = self._known().get(checked(image))
+        if told is None:
+            return Filled()
+        return Filled(told["filled"][0], told["filling"], told["whole"], told["boot_set"])
+
+    def pin(self, image: Image, until: float) -> None:
+        self._pins[image.key] = int(until)
+        self._control.call("pin", {"key": image.key, "until": int(until)})
+
+    def boot_set(self, image: str) -> Sequence[Range] | None:
+        ranges = self._control.call("boot-set", {"image": checked(image)})["ranges"]
+        return None if ranges is None else [Range(begin, end - begin) for begin, end in ranges]
 
     def existing(self) -> frozenset[str]:
         return frozenset(path.stem for path in self._links.glob("[!.]*.sock"))
@@ -189,6 +208,7 @@ class ChunkSource:
         return size
 
     def forget(self, key: str) -> int:
+        self._pins.pop(key, None)
         freed: int = self._control.call("forget", {"key": key})["bytes"]
         return freed
 
@@ -206,6 +226,8 @@ class ChunkSource:
         """The process has started, or was found."""
         self._control.call("limits", asdict(self._limits))
         self.group.tell()
+        for key, until in self._pins.copy().items():
+            self._control.call("pin", {"key": key, "until": until})
         self._told = -FRESH
 
     def _died(self) -> None:

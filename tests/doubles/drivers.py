@@ -21,6 +21,7 @@ from drivers.base import (
     Child,
     Device,
     Died,
+    Filled,
     Image,
     LostParent,
     Monitor,
@@ -58,6 +59,7 @@ HIT_BYTES = 3 << 20
 BYTES_PER_FETCH = 1 << 20
 SECTOR = 512
 DEVICE_SIZE = 1 << 30
+CHUNK = 64 << 10
 POOL = Volume(path="/state/cache/pool", size=1 << 30, images=[], state=VolumeState.IDLE)
 
 
@@ -105,6 +107,11 @@ class Host:
         self.unsettled: set[str] = set()
         self.caches: dict[str, int] = {}
         self.open_caches: set[str] = set()
+        self.filling: dict[str, list[Range]] = {}
+        """By image, what is being filled."""
+        self.filled: dict[str, Filled] = {}
+        """By image, how far that is; else it goes on."""
+        self.pins: dict[str, float] = {}
         self.volumes = {Path(POOL.path): POOL}
         """Of the cache, if the driver has volumes."""
         self.endpoints: set[str] = set()
@@ -515,10 +522,38 @@ class SnapshotDouble:
         return self.host.disk_trouble
 
 
-def source_over(host: Host, step: Callable[[str], None] = lambda _step: None) -> LayeredSource:
+class SourceDouble(LayeredSource):
+    """A source that fills until the test says something else (``Host.filled``)."""
+
+    fills = True
+
+    def __init__(self, host: Host, step: Callable[[str], None]) -> None:
+        attach = AttachDouble(host, lost=lambda _image, _parent: None)
+        super().__init__(attach, CacheDouble(host), ExportDouble(host, died=lambda _image: None), step)
+        self.host = host
+
+    def fill(self, image: Image, ranges: Sequence[Range]) -> None:
+        with self.host.act("source.fill"):
+            self.host.filling[image.name] = list(ranges)
+
+    def filled(self, image: str) -> Filled:
+        return self.host.filled.get(checked(image), Filled(goes_on=bool(self.host.filling.get(image))))
+
+    def drop(self, image: str, content: Image | None) -> None:
+        super().drop(image, content)
+        self.host.filling.pop(image, None)
+
+    def pin(self, image: Image, until: float) -> None:
+        with self.host.act("source.pin"):
+            self.host.pins[image.key] = until
+
+    def boot_set(self, image: str) -> list[Range] | None:
+        return [Range(2 * CHUNK, CHUNK), Range(0, CHUNK)] if self.filled(image).boot_set else None
+
+
+def source_over(host: Host, step: Callable[[str], None] = lambda _step: None) -> SourceDouble:
     """New drivers of images on a host that may have things on it already."""
-    attach = AttachDouble(host, lost=lambda _image, _parent: None)
-    return LayeredSource(attach, CacheDouble(host), ExportDouble(host, died=lambda _image: None), step)
+    return SourceDouble(host, step)
 
 
 class MemoryBlocks:

@@ -23,7 +23,7 @@ MODULES = {
     "snapshots": ("snapshot",),
     "copies": ("clone", "export", "send", "receive"),
     "migrate": ("migrate", "arrival"),
-    "images": ("publish", "unpublish", "images", "tree"),
+    "images": ("publish", "unpublish", "images", "hydrate", "tree"),
     "cache": ("cache",),
     "host": ("status", "gc", "repair", "suspend", "accel", "doctor"),
     "agent": ("agent",),

@@ -53,8 +53,11 @@ def print_devices(found: Sequence[CachedDevice]) -> None:
 
 
 def _stack(stack: Stack) -> list[Any]:
+    phase, hydration = stack.phase if stack.serving else f"{stack.phase}, NOT served", stack.hydration
+    if hydration is not None:
+        phase += ", whole" if hydration.whole else f", {100 * hydration.done // hydration.total}% hydrated"
     return [
-        stack.name, stack.role, stack.phase if stack.serving else f"{stack.phase}, NOT served", stack.slot,
+        stack.name, stack.role, phase, stack.slot,
         size_text(stack.fetched_bytes), size_text(stack.cache_hit_bytes), len(stack.vms),
         ", ".join(f"{path.host} ({path.state})" for path in stack.paths) or (stack.in_place and stack.in_place.path)
         or "-",

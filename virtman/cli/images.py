@@ -114,6 +114,30 @@ def images(client: AgentClient) -> Answer:
     return Answer(answer, partial(table, columns, rows))
 
 
+@options.command()
+@options.image
+@click.option("--until-ready", is_flag=True, help="Return when all of IMAGE is here.")
+@click.option("--cancel", is_flag=True, help="Keep what VMs read, as of any other image.")
+def hydrate(client: AgentClient, image: str, until_ready: bool, cancel: bool) -> Answer:
+    """Keep all of IMAGE on this host, which then needs no other host to read it.
+
+    IMAGE is read behind what VMs read, also when this command has ended, and stays until --cancel. It counts towards
+    the limit of the cache. Other hosts prefer to read from such a host.
+
+    \b
+    Example: virtman hydrate debian-12 --until-ready
+    """
+    if cancel:
+        if until_ready:
+            raise click.UsageError("either --until-ready or --cancel")
+        client.end_hydration(image)
+        return Answer({"hydrated": False}, f"{image} is not kept as a whole any more")
+    with progress() as show:
+        answer = client.hydrate(image, show, until_ready=until_ready)
+    said = "is here" if answer.whole else "is being read, behind what VMs read; see: virtman status"
+    return Answer(answer, f"{image}: all of it {said}")
+
+
 def _state(image: Image) -> str:
     from drivers.digests import proves_chunks
 

@@ -23,6 +23,7 @@ from click.testing import CliRunner, Result
 from testtools import TestCase
 from testtools.matchers import Contains, MatchesRegex
 
+from drivers.base import Filled
 from drivers.cachemodels import VolumeState
 from tests.doubles.drivers import BYTES_PER_FETCH, POOL
 from tests.doubles.servers import serve_agent
@@ -412,6 +413,26 @@ class ImageCommandsTest(AgentCliTest):
         self.site.volt.read_by_others("mine")
         self.assertThat(self.out("unpublish", "mine", "--when-unused"), Contains("is removed when no host needs it"))
         self.assertTrue(self.json("unpublish", "mine", "--when-unused")["withdrawn"])
+
+    def test_hydrate(self) -> None:
+        self.assertThat(self.fails("hydrate", "debian"), Contains("only the stack chunkstore"))
+        filled = [Filled(done=MIB // 2, goes_on=True)]
+        for name, is_now in (
+            ("fills", True),
+            ("fill", mock.Mock()),
+            ("pin", mock.Mock()),
+            ("filled", lambda _: filled[0]),
+        ):
+            self.patch(self.agent.stacks.source, name, is_now)
+        self.assertThat(self.out("hydrate", "debian"), Contains("is being read"))
+        self.assertThat(self.out("status"), Contains("attached, 50% hydrated"))
+        filled[0] = Filled(done=MIB, whole=True)
+        self.assertThat(self.out("hydrate", "debian", "--until-ready"), Contains("all of it is here"))
+        self.assertThat(self.out("status"), Contains("attached, whole"))
+        self.assertEqual({"done": MIB, "total": MIB, "whole": True}, self.json("hydrate", "debian"))
+        self.assertThat(self.out("hydrate", "debian", "--cancel"), Contains("not kept as a whole any more"))
+        self.assertNotIn("whole", self.out("status"))
+        self.run_virtman("hydrate", "debian", "--cancel", "--until-ready", code=2)
 
     def test_images(self) -> None:
         self.site.volt.offer("alpine", size=2 * MIB)

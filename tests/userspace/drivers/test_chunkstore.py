@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
-from drivers.base import Limits, Parent, PathState
+from drivers.base import Limits, Parent, PathState, Range
 from drivers.chunkstore.control import Control
 from drivers.chunkstore.source import ChunkSource
 from drivers.errors import BadAddress, DriverError, NoParents
@@ -82,6 +83,24 @@ class ChunkSourceTest(ChunkHostCase):
         top.remove()
         child.join(image, [top])
         self.assert_same(child.uri(image), file)
+
+    def test_a_process_that_starts_again_is_told_what_is_pinned_before_an_image_is_served(self) -> None:
+        image, file = self.make_image(MIB)
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        child.join(image, [top])
+        child.source.pin(image, 1 << 40)
+        child.source.fill(image, [Range(0, image.size)])
+        wait_until(lambda: child.source.filled(image.name).whole)
+        control = child.source._control
+        with mock.patch.object(control, "call", side_effect=control.call) as called:
+            child.kill()
+            wait_until(lambda: child.died)
+            child.join(image, [top])
+            calls = [call.args for call in called.call_args_list if call.args[0] in ("pin", "serve")]
+        self.assertEqual(("pin", {"key": image.key, "until": 1 << 40}), calls[0])
+        self.assertEqual(["pin", "serve"], [name for name, _ in calls])
+        wait_until(lambda: child.source.filled(image.name).whole)
 
     def test_one_that_the_agent_before_has_started_goes_on(self) -> None:
         image, file = self.make_image(MIB)
