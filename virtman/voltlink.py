@@ -95,9 +95,12 @@ class VoltLink:
         with contextlib.suppress(UnknownImage):
             self._call(act)
 
-    def publish(self, image: Image) -> Assignment:
-        """Announce an image whose origin is this host. Raises ImageExists, HostTaken, CoordinatorDown."""
-        self._call(lambda: self._client.publish(image.name, image.size, image.digest, self._host))
+    def publish(self, image: Image, parent: str | None = None) -> Assignment:
+        """Announce an image whose origin is this host. ``parent``: the image that this one was made of, if known.
+
+        Raises ImageExists, HostTaken, CoordinatorDown.
+        """
+        self._call(lambda: self._client.publish(image.name, image.size, image.digest, self._host, parent))
         return self.join(image.name)
 
     def report(self, image: str, dead: str) -> Assignment:

@@ -171,7 +171,7 @@ def _add_images(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/images", responses={200: Image, 201: Image})
     def publish_image(header: AgentHeader, body: PublishRequest) -> Response:
         """Publish an image (201); the same again, or from one more origin (200)."""
-        image, new = volt.publish(body.name, body.size, body.digest, body.origin, agent=header.agent)
+        image, new = volt.publish(body.name, body.size, body.digest, body.origin, body.parent, agent=header.agent)
         return _answer(image, 201 if new else 200)
 
     @app.get("/v1/images/<image>", responses={200: Image})

@@ -118,12 +118,14 @@ class VoltClient:
         told = {"nodes": nodes, "kept": list(kept), "needed": list(needed), "address": address}
         return self._call(HeartbeatAnswer, "POST", path, HeartbeatRequest, **told)
 
-    def publish(self, name: str, size: int, digest: str, origin: str) -> Image:
+    def publish(self, name: str, size: int, digest: str, origin: str, parent: str | None = None) -> Image:
         """Publish an image whose whole content ``origin`` serves from its own copy, or add one more origin.
+
+        ``parent``: the image that this one was made of. An origin that knows none leaves what another one has said.
 
         Raises ImageConflict, HostHasNode, HostUnknown.
         """
-        fields = {"name": name, "size": size, "digest": digest, "origin": origin}
+        fields = {"name": name, "size": size, "digest": digest, "origin": origin, "parent": parent}
         return self._call(Image, "POST", "/v1/images", PublishRequest, **fields)
 
     def images(self) -> list[Image]:

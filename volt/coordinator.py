@@ -136,8 +136,12 @@ class Coordinator:
             discard=sorted(discard),
         )
 
-    def publish(self, name: str, size: int, digest: str, origin: str, *, agent: str = "") -> tuple[Image, bool]:
+    def publish(
+        self, name: str, size: int, digest: str, origin: str, parent: str | None = None, *, agent: str = ""
+    ) -> tuple[Image, bool]:
         """Publish an image or add an origin. Returns the image and whether its name is new.
+
+        An origin that knows no ``parent`` leaves the one that another origin has named.
 
         A withdrawn image is withdrawn no more. Raises HostUnknown, HostTaken, ImageConflict, HostHasNode.
         """
@@ -151,6 +155,7 @@ class Coordinator:
             if new:
                 image.published = True
                 image.size, image.digest, image.fanout = size, digest, self._policy.fanout
+                image.parent = None  # that of an image that had the name before
                 log.info("image %s published by %s", name, origin)
             elif (image.size, image.digest) != (size, digest):
                 how = "being withdrawn, and not gone yet," if image.withdrawn else "published"
@@ -158,6 +163,7 @@ class Coordinator:
             elif image.withdrawn:
                 log.info("image %s is not withdrawn any more: %s published it again", name, origin)
             image.withdrawn = False
+            image.parent = parent or image.parent
             with changing_tree(session, image, self._now()) as tree:
                 if origin not in tree.hosts:
                     tree.publish(origin)

@@ -91,12 +91,16 @@ class HostRequest(_Request):
 
 
 class PublishRequest(_Request):
-    """``origin`` has the whole image and serves it from its own copy."""
+    """``origin`` has the whole image and serves it from its own copy.
+
+    ``parent``: the image that this one was made of, if the origin knows that. Nothing depends on it.
+    """
 
     name: Name
     size: Size
     digest: Digest
     origin: Name
+    parent: Name | None = None
 
 
 class JoinRequest(_Request):
@@ -225,7 +229,8 @@ class HeartbeatAnswer(_Answer):
 class Image(_Answer):
     """A published image. ``nodes`` counts the hosts in its tree besides the origins.
 
-    ``withdrawn``: no further host gets the image, and it goes when only its origins have it.
+    ``withdrawn``: no further host gets the image, and it goes when only its origins have it. ``parent``: the image that
+    this one was made of, as its publisher said. It may be gone.
     """
 
     name: str
@@ -235,6 +240,7 @@ class Image(_Answer):
     nodes: int
     revision: int
     withdrawn: bool = False
+    parent: str | None = None
 
 
 class ImageList(_Answer):

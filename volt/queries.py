@@ -96,6 +96,7 @@ def describe(session: Session, images: Sequence[ImageRow]) -> list[Image]:
             nodes=nodes.get(image.id, 0),
             revision=image.revision,
             withdrawn=image.withdrawn,
+            parent=image.parent,
         )
         for image in images
     ]

@@ -59,6 +59,7 @@ class ImageRow(Base):
 
     ``fanout`` is that of the time of publishing: another one would turn all parents of a living tree around at once.
     ``withdrawn``: it goes, or went, when no host needs it any more; hosts need not keep its content for later either.
+    ``parent``: the name of the image that it was made of. No foreign key: the parent may go, or not be known.
     """
 
     __tablename__ = "images"
@@ -72,6 +73,7 @@ class ImageRow(Base):
     revision: Mapped[int] = mapped_column(sa.BigInteger)
     begun: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     withdrawn: Mapped[bool] = mapped_column(default=False)
+    parent: Mapped[str | None] = mapped_column(NAME)
 
 
 class BootSetRow(Base):

@@ -123,7 +123,9 @@ class VoltDouble:
             discard=sorted((self.withdrawn & set(kept)) - wanted),
         )
 
-    def publish(self, name: str, size: int, digest: str, origin: str, *, agent: str = "") -> tuple[Image, bool]:
+    def publish(
+        self, name: str, size: int, digest: str, origin: str, parent: str | None = None, *, agent: str = ""
+    ) -> tuple[Image, bool]:
         self._answer("publish")
         self._check(origin, agent)
         image, host = base.Image(name, size, digest), origin
@@ -137,7 +139,8 @@ class VoltDouble:
         if host not in origins or image.name not in self.places:
             self._list(image, *[origin for origin in origins if origin != host], host)
             self._assign(image.name, slot=1 - len(self.images[image.name].origins), parents=[], children=[])
-        self._mark(image.name, withdrawn=False)
+        parent = parent or (there.parent if there is not None else None)
+        self.images[name] = self.images[name].model_copy(update={"withdrawn": False, "parent": parent})
         self.moment("after volt.publish")
         return self._shown(image.name), there is None
 

@@ -57,8 +57,8 @@ class Seat:
         answer: HeartbeatAnswer = self._volt.heartbeat(self._host, nodes, kept, address=address, **self._by)
         return answer
 
-    def publish(self, image: base.Image) -> Image:
-        answer = self._volt.publish(image.name, image.size, image.digest, self._host, **self._by)
+    def publish(self, image: base.Image, parent: str | None = None) -> Image:
+        answer = self._volt.publish(image.name, image.size, image.digest, self._host, parent, **self._by)
         return answer if isinstance(answer, Image) else answer[0]
 
     def join(self, image: str, *, moving: bool = False) -> Assignment:
@@ -241,6 +241,21 @@ class ContractTests(TestCase):
         error = self.assertRaises(OriginNeeded, self.seat.leave, "mine")
         self.assertEqual("host here is the last origin of image mine: remove the image instead", str(error))
         self.assertEqual("mine", self.current().image)
+
+    def test_the_parent_that_an_origin_named_stays_also_when_another_one_knows_none(self) -> None:
+        self.assertIsNone(self.seat.publish(MINE).parent)
+        self.assertEqual("debian", self.seat.publish(MINE, "debian").parent)  # which nobody has published
+        self.seat.publish(MINE)
+        self.assertEqual("debian", self.seat.image("mine").parent)
+        self.assertEqual(["debian"], [image.parent for image in self.seat.images()])
+
+    def test_a_parent_can_be_removed_and_a_name_that_is_used_again_has_none(self) -> None:
+        self.seat.publish(DEBIAN)
+        self.seat.publish(MINE, "debian")
+        self.seat.remove_image("debian")
+        self.assertEqual("debian", self.seat.image("mine").parent)
+        self.seat.remove_image("mine")
+        self.assertIsNone(self.seat.publish(MINE).parent)
 
     def test_an_image_that_is_removed_is_gone_with_its_origins_place(self) -> None:
         self.seat.publish(MINE)
