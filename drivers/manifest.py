@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from blake3 import blake3
 
@@ -36,8 +36,8 @@ NAME = 32
 """Bytes."""
 ALIGNMENT, SECTOR = 4096, 512
 
+NAME_OF_ZEROS = bytes(NAME)
 _CHUNK_OF_ZEROS = bytes(CHUNK)
-_ITS_NAME = bytes(NAME)
 _PAGE_BYTES = PAGE * NAME
 
 
@@ -68,7 +68,7 @@ def names_of(piece: bytes) -> bytes:
     piece += bytes(-len(piece) % CHUNK)  # which copies nothing if nothing is missing
     view = memoryview(piece)  # whose slices copy nothing; but to compare them is slow
     return b"".join(
-        _ITS_NAME if piece.startswith(_CHUNK_OF_ZEROS, at) else blake3(view[at : at + CHUNK]).digest()
+        NAME_OF_ZEROS if piece.startswith(_CHUNK_OF_ZEROS, at) else blake3(view[at : at + CHUNK]).digest()
         for at in range(0, len(piece), CHUNK)
     )
 
@@ -97,7 +97,7 @@ class Writer:
         self._write(0, self._list)
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._digest = BLAKE3 + blake3(self._size.to_bytes(8, "little") + self._list).hexdigest()
+        self._digest = _digest(self._size, self._list)
         return self._digest
 
     def keep(self) -> None:
@@ -126,6 +126,53 @@ def writing(state: Path, size: int) -> Iterator[Writer]:
             yield Writer(file, path, size)
     finally:
         path.unlink(missing_ok=True)
+
+
+class Missing(LookupError):
+    """This host does not have the manifest of an image, or a page of it, or what it has is torn."""
+
+
+class Reader:
+    """The manifest of an image on this host. Nothing that its file has is believed unchecked.
+
+    ``pages``: their names.
+    """
+
+    def __init__(self, state: Path, digest: str, size: int) -> None:
+        """``state``: the agent's state folder; ``digest``, ``size``: those of the image. Raises Missing, OSError."""
+        try:
+            self._file = path_of(state, key_of(digest)).open("rb")
+        except FileNotFoundError as error:
+            raise Missing(digest) from error
+        self._chunks = -(-size // CHUNK)
+        listed = self._file.read(-(-self._chunks // PAGE) * NAME)
+        if _digest(size, listed) != digest:
+            self._file.close()
+            raise Missing(digest)
+        self._begin = page_offset(size, 0)
+        self.pages = _names_in(listed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def names(self, page: int) -> list[bytes]:
+        """The names of the chunks of a page. Raises Missing, OSError."""
+        self._file.seek(self._begin + page * _PAGE_BYTES)
+        content = self._file.read(min(PAGE, self._chunks - page * PAGE) * NAME)
+        if blake3(content).digest() != self.pages[page]:
+            raise Missing(page)
+        return _names_in(content)
+
+
+def _names_in(content: bytes) -> list[bytes]:
+    return [content[at : at + NAME] for at in range(0, len(content), NAME)]
+
+
+def _digest(size: int, listed: bytes | bytearray) -> str:
+    return BLAKE3 + blake3(size.to_bytes(8, "little") + listed).hexdigest()
 
 
 def _up(number: int, multiple: int) -> int:

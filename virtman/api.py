@@ -373,9 +373,13 @@ def _image_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None
     def images() -> models.ImageList:
         return models.ImageList(images=agent.overview.images())
 
+    @app.serve(calls.IMAGE)
+    def image(path: ImagePath) -> models.ImageDetails:
+        return agent.overview.image(path.image)
+
     @app.serve(calls.PUBLISH)
     def publish(body: models.PublishRequest) -> Response:
-        name, copy = f"publish {body.name}", partial(agent.publishing.publish, body.name)
+        name, copy = f"publish {body.name}", partial(agent.publishing.publish, body.name, parent=body.parent)
         return long_calls.run_with_file(name, Path(body.file), copy, passed=body.passed, detached=body.detach)
 
     @app.serve(calls.PUBLISH_VM)

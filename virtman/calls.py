@@ -72,6 +72,8 @@ DETACH_CACHED = Call("DELETE", "/v1/cache/devices", Nothing, members=True,
 
 IMAGES = Call("GET", "/v1/images", models.ImageList, members=True,
     summary="All published images")
+IMAGE = Call("GET", "/v1/images/<image>", models.ImageDetails, members=True,
+    summary="One published image, and what it shares with its parent")
 PUBLISH = LongCall("POST", "/v1/images", models.Published, members=True,
     summary="Publish a copy of a file")
 PUBLISH_VM = LongCall("POST", "/v1/vms/<vm>/publish", models.Published, members=True,

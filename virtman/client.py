@@ -68,20 +68,26 @@ class AgentClient:
     def images(self) -> list[models.Image]:
         return self._call(calls.IMAGES).images
 
+    def image(self, image: str) -> models.ImageDetails:
+        return self._call(calls.IMAGE, image=image)
+
     def tree(self, image: str) -> ImageTree:
         return self._call(calls.TREE, image=image)
 
     def publish(
-        self, name: str, file: Path, on_progress: OnProgress = silently, *, detach: bool = False
+        self, name: str, file: Path, on_progress: OnProgress = silently, *, detach: bool = False,
+        parent: str | None = None,
     ) -> models.Published:  # fmt: skip
         """Publish a raw or qcow2 file of this host, which is opened here, with this user's rights.
 
         ``on_progress`` gets the step, the bytes done and the bytes in all. ``detach``: the agent goes on if this
-        program ends, or leaves the call; else nothing is published then.
+        program ends, or leaves the call; else nothing is published then. ``parent``: the image that this one was made
+        of; the file may be an overlay of what that image holds.
         """
         from virtman.fdpassing import opened, pass_to
 
         body = {"name": check_name("image", name), "file": check_path(file), "passed": True, "detach": detach}
+        body["parent"] = None if parent is None else check_name("image", parent)
         with opened(file) as fd:
             return self._follow(calls.PUBLISH, body, on_progress, partial(pass_to, fd=fd))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers.base import Device
+from drivers.base import BlockNode, Device
 from drivers.errors import CommandFailed
 from drivers.host.command import Check, run
 from drivers.host.space import Room
@@ -42,6 +42,11 @@ class Content:
     size: int
     needed: int
     fault: type[VirtmanError] = BadImageFile
+
+
+def node_of(device: Device) -> BlockNode:
+    """How QEMU opens a layer of the agent's own."""
+    return device.node or {"driver": "host_device", "filename": str(device.path)}
 
 
 def of_device(name: str, device: Device) -> Content:

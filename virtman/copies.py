@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from drivers.base import Device
 from virtman import disks, hosting, models
 from virtman.convert import QCOW2, Content, Progress, convert, of_device
 from virtman.fdpassing import Passed, check_writable, theirs
@@ -34,7 +35,12 @@ def content_of_vm(vms: Vms, vm: str) -> Iterator[tuple[Content, Snapshot]]:
 def content_of_image(stacks: Stacks, image: str) -> Iterator[Content]:
     """What an image holds. Its stack stays meanwhile. Raises as ``hosting.ensure``."""
     with stacks.keeping(image):
-        yield of_device(f"image {image}", stacks.source.device(hosting.ensure(stacks, image).image))
+        yield of_device(f"image {image}", device_of_image(stacks, image))
+
+
+def device_of_image(stacks: Stacks, image: str) -> Device:
+    """Where this host's programs read an image, while who calls keeps the stack. Raises as ``hosting.ensure``."""
+    return stacks.source.device(hosting.ensure(stacks, image).image)
 
 
 def export_image(

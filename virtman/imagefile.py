@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from drivers.base import BlockNode
 from drivers.errors import CommandFailed
 from drivers.host.command import run
 from drivers.host.space import Room
 from virtman.convert import QCOW2, RAW, Content, Progress, last_line
 from virtman.errors import BadImageFile
-from virtman.fdpassing import Passed, check_readable, mine
+from virtman.fdpassing import Passed, check_readable, mine, opened
+
+Base = Callable[[], BlockNode]
+"""Called at most once, for the node that has what is below an overlay."""
 
 QCOW2_MAGIC = b"QFI\xfb"
+_BASE_AT, _BASE_BYTES = 8, 12
+"""Where the header of a qcow2 file says what is below it: an offset and a length, 0 for nothing (QEMU: qcow2.txt)."""
 LEAKS_ONLY = 3
 """qemu-img check: exit code for a whole image that merely wastes space."""
 CHECK_TIMEOUT = 6 * 3600.0
@@ -73,11 +79,18 @@ def check_size(name: str, size: int) -> None:
 
 
 @contextmanager
-def source(file: Path | Passed, folder: Path, room: Room, progress: Progress | None = None) -> Iterator[Content]:
-    """What a file to publish holds, as ``inspect`` finds it. Raises BadImageFile, NoRoom, HostTrouble.
+def source(
+    file: Path | Passed, folder: Path, room: Room, progress: Progress | None = None, base: Base | None = None
+) -> Iterator[Content]:
+    """What a file to publish holds, as ``inspect`` finds it. Raises BadImageFile, NoRoom, HostTrouble, and as ``base``.
 
-    ``folder``: where the agent keeps what no caller may change meanwhile.
+    ``folder``: where the agent keeps what no caller may change meanwhile. ``base``: has what is below the file if that
+    is an overlay; else an overlay is refused.
     """
+    if base is not None and _is_overlay(file):
+        with _over(base, file, folder, room, progress) as content:
+            yield content
+        return
     if not isinstance(file, Passed):
         yield inspect(file)
         return
@@ -89,10 +102,42 @@ def source(file: Path | Passed, folder: Path, room: Room, progress: Progress | N
         yield inspect(path, file.name)
 
 
-def inspect(path: Path, name: Path | None = None, image_format: str | None = None) -> Content:
+def _is_overlay(file: Path | Passed) -> bool:
+    """Whether a file is a qcow2 whose header names another file. Raises BadImageFile."""
+    if isinstance(file, Passed):
+        check_readable(file.fd, file.name)
+        begin = _begin(file.path, file.name)
+    else:
+        begin = _begin(file, file)
+    return begin.startswith(QCOW2_MAGIC) and any(begin[_BASE_AT : _BASE_AT + _BASE_BYTES])
+
+
+@contextmanager
+def _over(
+    base: Base, file: Path | Passed, folder: Path, room: Room, progress: Progress | None
+) -> Iterator[Content]:  # fmt: skip
+    """What an overlay holds over a base.
+
+    No program opens the file that the header names: a copy of the overlay is read, and its header names none. qemu-img
+    takes another base only together with the file name in the header (QEMU: block.c, bdrv_open_backing_file).
+    """
+    if not isinstance(file, Passed):
+        with opened(file) as fd, _over(base, Passed(fd, file, trusted=True), folder, room, progress) as content:
+            yield content
+        return
+    with mine(file, folder, room, progress) as path:
+        with path.open("r+b") as copy:
+            copy.seek(_BASE_AT)
+            copy.write(bytes(_BASE_BYTES))
+        yield inspect(path, file.name, QCOW2, base)
+
+
+def inspect(
+    path: Path, name: Path | None = None, image_format: str | None = None, base: Base | None = None
+) -> Content:  # fmt: skip
     """Look at a file to publish, which people call ``name``; ``image_format``: of one that is known.
 
-    Raises BadImageFile.
+    ``base``: has what is below a qcow2 file whose header names nothing. Raises BadImageFile, and as ``base``.
 
     Only the magic number decides between raw and qcow2. Other formats are refused, with the command that converts them;
     so is a qcow2 that refers to other files, since it would publish whatever the agent may read.
@@ -109,9 +154,13 @@ def inspect(path: Path, name: Path | None = None, image_format: str | None = Non
     check_size(str(name), size)
     if image_format == QCOW2:
         _check_qcow2(path, name, dirty=bool(info.get("dirty-flag")))
+    location: tuple[str, ...] = ("-f", image_format, str(path))
+    if base is not None:
+        node = {"driver": QCOW2, "file": {"driver": "file", "filename": str(path)}, "backing": base()}
+        location = ("json:" + json.dumps(node),)
     # A file that has space for its whole disk may be preallocated, and hold zeros, which no copy has.
-    needed = held if (held := _held(path, image_format)) < size else 0
-    return Content(str(name), ("-f", image_format, str(path)), size, needed)
+    needed = held if (held := _held(location)) < size else 0
+    return Content(str(name), location, size, needed)
 
 
 def _begin(path: Path, name: Path) -> bytes:
@@ -136,9 +185,14 @@ def _info(path: Path, name: Path, image_format: str) -> dict[str, Any]:
 
 def _refuse_references(path: Path, info: dict[str, Any]) -> None:
     specific = info.get("format-specific", {}).get("data", {})
-    for where, what in ((info, "backing-filename"), (specific, "data-file")):
+    for where, what, way_out in (
+        (info, "backing-filename", ", or say with --parent which image holds what is below it"),
+        (specific, "data-file", ""),
+    ):
         if where.get(what):
-            raise BadImageFile(f"{path} refers to another file ({what}); flatten it with qemu-img convert first")
+            raise BadImageFile(
+                f"{path} refers to another file ({what}); flatten it with qemu-img convert first{way_out}"
+            )
     if info.get("encrypted"):
         raise BadImageFile(f"{path} is encrypted; decrypt it with qemu-img convert first")
 
@@ -162,9 +216,12 @@ def _check_qcow2(path: Path, name: Path, *, dirty: bool) -> None:
         raise BadImageFile(f"{name} is a damaged qcow2 image: {why}") from error
 
 
-def _held(path: Path, image_format: str) -> int:
-    """The bytes that a file holds of its disk, which are more than the file has if they are compressed."""
-    argv = ["qemu-img", "measure", "--output=json", "-f", image_format, "-O", QCOW2, str(path)]
+def _held(location: tuple[str, ...]) -> int:
+    """The bytes that a file holds of its disk, which are more than the file has if they are compressed.
+
+    For an overlay: with those of its base.
+    """
+    argv = ["qemu-img", "measure", "--output=json", "-O", QCOW2, *location]
     return int(json.loads(run(argv).stdout)["required"])
 
 

@@ -192,13 +192,15 @@ class ExportRequest(Model):
 class PublishRequest(Model):
     """A raw or qcow2 file to publish as an image. ``passed``: the caller has opened the file, and passes it.
 
-    ``detach``: the work goes on when the caller hangs up.
+    ``detach``: the work goes on when the caller hangs up. ``parent``: the image that this one was made of, and that
+    holds what is below the file if that is an overlay.
     """
 
     name: Name
     file: HostPath
     passed: Flag = False
     detach: Flag = False
+    parent: Name | None = None
 
 
 class PublishVmRequest(Model):
@@ -395,7 +397,8 @@ class ImageHere(Model):
 class Image(Model):
     """A published image. ``nodes`` counts the hosts that have it besides its origins.
 
-    ``withdrawn``: only hosts that have it may use it; the last host that needs it removes it.
+    ``withdrawn``: only hosts that have it may use it; the last host that needs it removes it. ``parent``: the image
+    that it was made of, if its publisher said so; that one may be gone.
     """
 
     name: str
@@ -405,6 +408,22 @@ class Image(Model):
     nodes: int
     here: ImageHere | None
     withdrawn: bool = False
+    parent: str | None = None
+
+
+class ImageDetails(Image):
+    """One published image. ``verified``: hosts check each chunk that they read. ``hosts``: those besides its origins.
+
+    ``data_bytes``: its chunks that do not hold only zeros. ``own_bytes``: those of them that its parent does not have;
+    ``shared_bytes``: the others. None if that is unknown on this host, which lacks the list of chunks (the manifest) of
+    the image, or of the parent.
+    """
+
+    verified: bool
+    hosts: list[str]
+    data_bytes: Bytes | None = None
+    own_bytes: Bytes | None = None
+    shared_bytes: Bytes | None = None
 
 
 class ImageList(Model):

@@ -25,19 +25,23 @@ def not_this_content(record: ImageRecord) -> ImageExists:
     )
 
 
-def add_origin(stacks: Stacks, image: Image, in_place: InPlace | None = None) -> ImageRecord:
+def add_origin(
+    stacks: Stacks, image: Image, in_place: InPlace | None = None, parent: str | None = None
+) -> ImageRecord:  # fmt: skip
     """Serve an image whose content is in the store, or ``in_place``, and announce the image.
+
+    ``parent``: the image that this one was made of, if known.
 
     Raises ImageExists, HostTaken, DriverError, NoRoom: then the image is not published. Raises CoordinatorDown: then
     Volt may have the image, so this host goes on serving it, and announces it again when Volt answers.
     """
     with stacks.holding(image.name) as before:
-        record = None if before is None else _published_before(stacks, before, image, in_place)
+        record = None if before is None else _published_before(stacks, before, image, in_place, parent)
         if record is not None and record.steady:
             return _announce(stacks, build(stacks, record))  # the image stays published, whatever fails
         record = record or ImageRecord(
             name=image.name, role=Role.ORIGIN, state=State.ABSENT, size=image.size, digest=image.digest,
-            in_place=in_place,
+            in_place=in_place, parent=parent,
         ).begin(PUBLISH)  # fmt: skip
         with stacks.store.lock:
             stacks.operations.begin(record)
@@ -45,8 +49,8 @@ def add_origin(stacks: Stacks, image: Image, in_place: InPlace | None = None) ->
 
 
 def _published_before(
-    stacks: Stacks, record: ImageRecord, image: Image, in_place: InPlace | None
-) -> ImageRecord | None:  # fmt: skip
+    stacks: Stacks, record: ImageRecord, image: Image, in_place: InPlace | None, parent: str | None
+) -> ImageRecord | None:
     """The record of an image that is published again; None if the publication begins from nothing. Raises ImageExists.
 
     If Volt may have the image of a stack that is half removed, this host is not asked to leave: Volt may refuse that,
@@ -57,7 +61,8 @@ def _published_before(
         raise not_this_content(record)
     if known is not None and in_place is not None and inplace.differs(known, in_place):
         record = remove_layers(stacks, record)
-    wanted = record.model_copy(update={"given_up": False, "in_place": in_place})
+    update = {"given_up": False, "in_place": in_place, "parent": parent or record.parent}
+    wanted = record.model_copy(update=update)
     if wanted != record:
         stacks.records.put(record.name, wanted)  # before Volt may list it
     if not wanted.doing(DETACH):
@@ -87,7 +92,7 @@ def _finish_publish(stacks: Stacks, record: ImageRecord) -> ImageRecord:
 
 
 def _announce(stacks: Stacks, record: ImageRecord) -> ImageRecord:
-    assignment = stacks.volt.publish(record.image)
+    assignment = stacks.volt.publish(record.image, record.parent)
     record = with_assignment(record, assignment, confirmed=True).settled()
     admit_recorded(stacks, record)  # some may have joined already
     stacks.records.put(record.name, record)

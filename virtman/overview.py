@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from drivers import base
+from drivers.digests import proves_chunks
 from drivers.host.watch import deaths
 from virtman import hydrating, models
 from virtman.cachevolumes import CacheVolumes
 from virtman.config import AgentConfig
 from virtman.devices import Devices
 from virtman.domain import NONE, mac_of
-from virtman.errors import HypervisorError
+from virtman.errors import HypervisorError, UnknownImage
 from virtman.heartbeat import Heartbeat
 from virtman.hostfiles import translate_os_errors
 from virtman.imagekeeper import IMAGE
 from virtman.libvirtdomain import OFF
 from virtman.machines import LibvirtMachines
 from virtman.records import ARRIVE, ImageRecord, Role, Snapshot, VmRecord
+from virtman.sharing import Amounts, amounts
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
+from volt.client import Image as PublishedImage
+from volt.client import TreeNode
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +41,7 @@ class Overview:
     ) -> None:  # fmt: skip
         self._config, self._accel = config, accel
         self._vms, self._stacks, self._devices, self._volumes = vms, vms.images, devices, volumes
+        self._volt = vms.images.volt
         self._machines, self._upkeep, self._heartbeat = machines, upkeep, heartbeat
 
     # VMs
@@ -105,6 +112,26 @@ class Overview:
         held = self._stacks.held()
         here = {record.name: self._here(record, held) for record in self._stacks.records.all()}
         return [models.Image(**dict(image), here=here.get(image.name)) for image in self._stacks.volt.images()]
+
+    def image(self, name: str) -> models.ImageDetails:
+        """One published image. Raises UnknownImage, CoordinatorDown, StateDamaged, HostTrouble."""
+        image, tree, record = self._volt.image(name), self._volt.tree(name), self._stacks.records.get(name)
+        known = self._amounts(image)
+        return models.ImageDetails(
+            **dict(image),
+            here=None if record is None else self._here(record, self._stacks.held()),
+            verified=proves_chunks(image.digest),
+            hosts=sorted(host for host in _hosts_of(tree.root) if host not in image.origins),
+            data_bytes=known.data, own_bytes=known.own, shared_bytes=known.shared,
+        )  # fmt: skip
+
+    def _amounts(self, image: PublishedImage) -> Amounts:
+        parent = None
+        if image.parent is not None:
+            with suppress(UnknownImage):  # it may be gone
+                parent = _as_drivers_know(self._volt.image(image.parent))
+        with translate_os_errors(f"reading the manifests in {self._config.state}"):
+            return amounts(self._config.state, _as_drivers_know(image), parent)
 
     def _here(self, record: ImageRecord, held: frozenset[str]) -> models.ImageHere:
         held_bytes, in_place = self._upkeep.images.stats(record.name).held_bytes, self._in_place(record, held)
@@ -212,6 +239,16 @@ def _open_disk(disk: models.Disk, device: base.Device) -> models.OpenDisk:
         blockdev = {option: value for option, value in device.node.items() if option != "backing"}
         blockdev["file"] = {"driver": "file", "filename": path}
     return models.OpenDisk(**dict(disk), path=path, blockdev=blockdev)
+
+
+def _as_drivers_know(image: PublishedImage) -> base.Image:
+    return base.Image(image.name, image.size, image.digest)
+
+
+def _hosts_of(node: TreeNode) -> Iterator[str]:
+    yield node.host
+    for child in node.children:
+        yield from _hosts_of(child)
 
 
 def _route(path: base.PathStatus) -> models.Route:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from drivers.base import Image
@@ -11,12 +12,20 @@ from drivers.errors import DriverError
 from drivers.host.locks import NamedLocks
 from virtman import inplace, models
 from virtman.cleaning import remove
-from virtman.convert import Content, Progress, holds
-from virtman.copies import content_of_vm
-from virtman.errors import BadImageFile, CoordinatorDown, ImageExists, ImageInUse, UnknownImage, VirtmanError
+from virtman.convert import Content, Progress, holds, node_of
+from virtman.copies import content_of_vm, device_of_image
+from virtman.errors import (
+    BadImageFile,
+    BadRequest,
+    CoordinatorDown,
+    ImageExists,
+    ImageInUse,
+    UnknownImage,
+    VirtmanError,
+)
 from virtman.fdpassing import Passed
 from virtman.hosting import leave_later
-from virtman.imagefile import check_size, source
+from virtman.imagefile import Base, check_size, source
 from virtman.origins import add_origin, drop_origin, not_this_content, take_back
 from virtman.records import DETACH, PUBLISH, ImageRecord, InPlace, Role
 from virtman.serving import restore
@@ -38,34 +47,59 @@ class Publishing:
         self._private = private
         self._step = step
 
-    def publish(self, name: str, file: Path | Passed, progress: Progress) -> models.Published:
+    def publish(
+        self, name: str, file: Path | Passed, progress: Progress, parent: str | None = None
+    ) -> models.Published:  # fmt: skip
         """Make this host the origin of an image with the file's content.
 
-        Raises BadImageFile, NoRoom, ImageExists, CoordinatorDown, DriverError.
+        ``parent``: the image that this one was made of. If the file is an overlay, this host reads from the stack of
+        the parent what the file does not have, and attaches the parent for that. Raises BadImageFile, NoRoom,
+        ImageExists, CoordinatorDown, DriverError; for the parent BadRequest, and as ``hosting.ensure``.
         """
         self._check_name(name)
-        with source(file, self._store.folder, self._store.room, progress) as content:
-            return self._publish(name, content, progress)
+        with (
+            self._base(name, parent) as base,
+            source(file, self._store.folder, self._store.room, progress, base) as content,
+        ):
+            return self._publish(name, content, progress, parent)
+
+    @contextmanager
+    def _base(self, name: str, parent: str | None) -> Iterator[Base | None]:
+        """What reads the parent of an image to publish, whose stack stays meanwhile. Raises BadRequest, UnknownImage.
+
+        Without an answer of Volt a parent that is not on this host counts as known.
+        """
+        if parent is None:
+            yield None
+            return
+        if parent == name:
+            raise BadRequest(f"image {name!r} cannot be its own parent")
+        if self._stacks.records.get(parent) is None:
+            with suppress(CoordinatorDown):
+                self._volt.image(parent)
+        with self._stacks.keeping(parent):
+            yield lambda: node_of(device_of_image(self._stacks, parent))
 
     def publish_vm(self, name: str, vm: str, progress: Progress) -> models.Published:
-        """Make this host the origin of an image with what a VM's disk holds now.
+        """Make this host the origin of an image with what a VM's disk holds now. Its parent is the VM's image.
 
         Raises as ``disks.take``, BadImageFile, NoRoom, ImageExists, CoordinatorDown.
         """
-        size = self._vms.record(vm).size
-        if size is not None:
-            check_size(f"the disk of vm {vm}", size)
-        self._check_name(name, size)
+        record = self._vms.record(vm)
+        if record.size is not None:
+            check_size(f"the disk of vm {vm}", record.size)
+        self._check_name(name, record.size)
+        parent = record.image if record.image != name else None
         with content_of_vm(self._vms, vm) as (content, _snapshot):
-            return self._publish(name, content, progress)
+            return self._publish(name, content, progress, parent)
 
-    def _publish(self, name: str, content: Content, progress: Progress) -> models.Published:
+    def _publish(self, name: str, content: Content, progress: Progress, parent: str | None) -> models.Published:
         with self._store.publishing.hold(name):
             kind = self._check_name(name, content.size) or BLAKE3
             image = self._published_already(name, content, progress) or self._store.add(name, content, progress, kind)
             self._step("publish:stored")
             try:
-                record = add_origin(self._stacks, image)
+                record = add_origin(self._stacks, image, parent=parent)
             except (VirtmanError, DriverError):
                 remove(self._stacks, image.key, publishing=name)
                 raise

@@ -281,7 +281,8 @@ class InPlace(Part):
 class ImageRecord(Record):
     """One image's stack. On a host that is no origin ``size`` and ``digest`` are None until Volt told them.
 
-    ``in_place``: what an origin serves that has no copy in its store.
+    ``in_place``: what an origin serves that has no copy in its store. ``parent``: the image that an origin's image was
+    made of, if that is known: Volt is told of it, and nothing here depends on it.
     ``given_up``: this host is to be its origin no more, as was asked for; it is served while VMs of this host read it.
     ``assigned`` is the revision of the parents in the record; ``revision`` the last one of which it is certain that the
     stack reads from its parents and from no others. ``serving_key``: see ``ImageSource.admit``.
@@ -295,6 +296,7 @@ class ImageRecord(Record):
     size: int | None = None
     digest: str | None = None
     in_place: InPlace | None = None
+    parent: str | None = None
     given_up: bool = False
     slot: int = 0
     assigned: int = 0

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Answer, progress
+from virtman.cli.output import Answer, fields, progress
 from volt.printing import draw, table
 from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
-    from virtman.models import Image, ImageHere
+    from virtman.models import Image, ImageDetails, ImageHere
 
 
 class _Begun(Exception):
@@ -26,13 +26,19 @@ class _Begun(Exception):
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--from-vm", "vm", metavar="VM", help="Publish what the disk of VM, which may run, holds now.")
+@click.option(
+    "--parent",
+    metavar="IMAGE",
+    shell_complete=options.names_of_images,
+    help="The image that FILE was made of. FILE may be a qcow2 overlay of what IMAGE holds.",
+)
 @click.option("--in-place", is_flag=True, help="Serve FILE, raw or a block device, where it is; it is not copied.")
 @click.option("--trust", metavar="DIGEST", help="With --in-place: the digest that FILE has, as you know.")
 @click.option("--digest", is_flag=True, help="With --in-place: compute FILE's digest in the background.")
 @click.option("--detach", is_flag=True, help="Return when the copy has begun; the agent goes on alone.")
 def publish(
-    client: AgentClient, name: str, file: Path | None, vm: str | None, in_place: bool, trust: str | None,
-    digest: bool, detach: bool
+    client: AgentClient, name: str, file: Path | None, vm: str | None, parent: str | None, in_place: bool,
+    trust: str | None, digest: bool, detach: bool
 ) -> Answer:  # fmt: skip
     """Publish FILE (raw or qcow2), or the disk of a VM, as image NAME; this host becomes its origin.
 
@@ -41,9 +47,13 @@ def publish(
 
     What is served in place must stay as it is: once FILE has changed, or is another device, it is served no more.
 
+    Chunks that are in the parent, too, are neither fetched nor kept twice by a host. An overlay takes what it does not
+    have from the parent, whatever its header names.
+
     \b
     Examples:
       virtman publish debian-12 ./debian-12.qcow2
+      virtman publish debian-12-1 ./update.qcow2 --parent debian-12
       virtman publish prepared --from-vm web-1
       virtman publish debian-12 /dev/mapper/debian-12 --in-place
     """
@@ -51,6 +61,10 @@ def publish(
         raise click.UsageError("--trust and --digest go with --in-place")
     if in_place and (file is None or vm is not None or detach):
         raise click.UsageError("--in-place goes with FILE, and without --from-vm and --detach")
+    if parent is not None and (file is None or in_place):
+        raise click.UsageError(
+            "--parent goes with FILE, and without --in-place; the parent of --from-vm is the VM's image"
+        )
 
     def begun(*_progress: object) -> None:
         raise _Begun
@@ -61,7 +75,7 @@ def publish(
             if file is not None and in_place:
                 image = client.publish_in_place(name, file.absolute(), trust, digest=digest)
             elif file is not None and vm is None:
-                image = client.publish(name, file.absolute(), on_progress, detach=detach)
+                image = client.publish(name, file.absolute(), on_progress, detach=detach, parent=parent)
             elif vm is not None and file is None:
                 image = client.publish_vm(name, vm, on_progress, detach=detach)
             else:
@@ -136,6 +150,26 @@ def hydrate(client: AgentClient, image: str, until_ready: bool, cancel: bool) ->
         answer = client.hydrate(image, show, until_ready=until_ready)
     said = "is here" if answer.whole else "is being read, behind what VMs read; see: virtman status"
     return Answer(answer, f"{image}: all of it {said}")
+
+
+def shown(image: ImageDetails) -> Answer:
+    """What "virtman show" prints of an image."""
+    rows: list[list[object]] = [
+        ["name", image.name], ["state", "withdrawn" if image.withdrawn else "published"],
+        ["size", size_text(image.size)], ["digest", image.digest],
+        ["verified", "yes" if image.verified else "no, hosts cannot check each chunk that they read"],
+        ["parent", image.parent or "-"], ["origins", ", ".join(image.origins)],
+        ["hosts", ", ".join(image.hosts) or "-"], ["here", _here(image.here) if image.here else "-"],
+    ]  # fmt: skip
+    if image.verified:
+        rows.append(["data", _known(image.data_bytes)])
+    if image.verified and image.parent:
+        rows += [["own data", _known(image.own_bytes)], ["shared with the parent", _known(image.shared_bytes)]]
+    return Answer(image, partial(fields, rows))
+
+
+def _known(amount: int | None) -> str:
+    return "unknown here" if amount is None else size_text(amount)
 
 
 def _state(image: Image) -> str:

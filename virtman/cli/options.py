@@ -94,7 +94,11 @@ def _names(ask: Callable[[AgentClient, click.Context], Iterable[str]]) -> Callab
 names_of_vms = _names(lambda client, _context: [one.name for one in client.vms()])
 vm = click.argument("vm", shell_complete=names_of_vms)
 """A VM of this host."""
-image = click.argument("image", shell_complete=_names(lambda client, _context: [one.name for one in client.images()]))
+names_of_images = _names(lambda client, _context: [one.name for one in client.images()])
+image = click.argument("image", shell_complete=names_of_images)
+names_of_both = _names(
+    lambda client, _context: sorted({one.name for one in client.vms()} | {one.name for one in client.images()})
+)
 snapshot = click.argument(
     "name",
     shell_complete=_names(lambda client, context: [one.name for one in client.snapshots(context.params["vm"])]),

@@ -13,13 +13,14 @@ import click
 
 from virtman.cli import options
 from virtman.cli.output import Answer, Failure, fields
-from virtman.errors import UnknownImage, UnknownVm
+from virtman.errors import NotFound, UnknownImage, UnknownVm
 from virtman.sizes import check_size
 from volt.printing import table
 from volt.text import natural_order, size_text
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
+    from virtman.models import Vm
 
 
 @options.command()
@@ -90,14 +91,31 @@ def list_vms(client: AgentClient) -> Answer:
 
 
 @options.command()
-@options.vm
-def show(client: AgentClient, vm: str) -> Answer:
-    """Show all that is known of VM.
+@click.argument("name", shell_complete=options.names_of_both)
+@click.option("--image", is_flag=True, help="NAME is that of an image, also if a VM has it, too.")
+def show(client: AgentClient, name: str, image: bool) -> Answer:
+    """Show all that is known of the VM NAME of this host, or of the image NAME.
+
+    What an image shares with the one that it was made of is counted in chunks of 64 KiB. A host knows that of images
+    that it has published, or read with all lists of their chunks.
 
     \b
-    Example: virtman show web-1
+    Examples:
+      virtman show web-1
+      virtman show debian-12
     """
-    answer = client.vm(vm)
+    if not image:
+        with suppress(UnknownVm):
+            return _shown(client.vm(name))
+    from virtman.cli.images import shown
+
+    try:
+        return shown(client.image(name))
+    except UnknownImage as error:
+        raise error if image else NotFound(f"{name!r} is no VM of this host, and no published image") from error
+
+
+def _shown(answer: Vm) -> Answer:
     disk, machine = answer.disk, answer.machine
     rows: list[list[Any]] = [
         ["name", answer.name], ["state", answer.state], ["UUID", str(answer.uuid)], ["image", disk.image],

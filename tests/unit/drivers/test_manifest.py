@@ -12,7 +12,7 @@ from testtools.matchers import LessThan
 
 from drivers import manifest
 from drivers.digests import PIECE, ZEROS, key_of
-from drivers.manifest import CHUNK, NAME, PAGE, length_of, names_of, page_offset, path_of, writing
+from drivers.manifest import CHUNK, NAME, PAGE, Missing, Reader, length_of, names_of, page_offset, path_of, writing
 from tests.unit.virtman.scene import folder_for
 
 SIZE = 4097 * CHUNK - 512
@@ -37,7 +37,7 @@ class NamesTest(TestCase):
         self.assertEqual(names_of(bytes(PIECE)), names_of(ZEROS))
 
 
-class WriterTest(TestCase):
+class ManifestCase(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.state = folder_for(self)
@@ -53,6 +53,53 @@ class WriterTest(TestCase):
             writer.keep()
         return path_of(self.state, key_of(digest))
 
+
+class ReaderTest(ManifestCase):
+    def setUp(self) -> None:
+        """A manifest whose second page has one name."""
+        super().setUp()
+        self.names = [number.to_bytes(NAME) for number in range(PAGE + 1)]
+        self.patch(manifest, "names_of", lambda piece: piece)
+        with writing(self.state, SIZE) as writer:
+            for at in range(0, len(self.names), PIECE // CHUNK):
+                writer.add(b"".join(self.names[at : at + PIECE // CHUNK]))
+            self.digest = writer.digest()
+            writer.keep()
+        self.file = path_of(self.state, key_of(self.digest))
+
+    def open(self, digest: str = "", size: int = SIZE) -> Reader:
+        reader = Reader(self.state, digest or self.digest, size)
+        self.addCleanup(reader.__exit__)
+        return reader
+
+    def test_it_reads_what_was_written(self) -> None:
+        reader = self.open()
+        self.assertEqual([self.names[:PAGE], self.names[PAGE:]], [reader.names(page) for page in (0, 1)])
+        pages = [b"".join(self.names[:PAGE]), self.names[PAGE]]
+        self.assertEqual([hash_of(page) for page in pages], reader.pages)
+
+    def test_a_page_that_was_not_fetched_or_is_torn_is_missing(self) -> None:
+        whole = self.file.read_bytes()
+        for at, content in ((page_offset(SIZE, 1), bytes(NAME)), (page_offset(SIZE, 1), b"x")):
+            self.file.write_bytes(whole[:at] + content + whole[at + len(content) :])
+            reader = self.open()
+            self.assertEqual(PAGE, len(reader.names(0)))
+            self.assertRaises(Missing, reader.names, 1)
+        self.file.write_bytes(whole[: page_offset(SIZE, 1)])
+        self.assertRaises(Missing, self.open().names, 1)
+
+    def test_without_the_list_of_pages_all_is_missing(self) -> None:
+        with self.file.open("r+b") as file:
+            file.write(bytes(2 * NAME))
+        self.assertRaises(Missing, self.open)
+
+    def test_an_image_without_a_manifest_or_of_another_kind(self) -> None:
+        self.assertRaises(Missing, self.open, size=SIZE + 512)
+        for kind in ("blake3-64k:", "sha256:"):
+            self.assertRaises(Missing, self.open, kind + 64 * "0")
+
+
+class WriterTest(ManifestCase):
     def test_the_layout_is_that_of_the_chunk_store(self) -> None:
         self.assertEqual((4096, 135_168), (page_offset(SIZE, 0), page_offset(SIZE, 1)))
         self.assertEqual((135_680, 4096 + 512), (length_of(SIZE), length_of(512)))

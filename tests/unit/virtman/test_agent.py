@@ -18,6 +18,7 @@ from virtman.agent import Agent
 from virtman.client import silently
 from virtman.errors import (
     BadImageFile,
+    BadRequest,
     BadSize,
     ConfigError,
     CoordinatorDown,
@@ -271,6 +272,24 @@ class PublishTest(AgentTest):
         self.publish("b")
         self.assertEqual(1, len(self.stored()))
         self.assertEqual({"a", "b"}, set(self.host.served))
+
+    def publish_of(self, parent: str) -> models.Published:
+        return self.agent.publishing.publish("mine", self.site.image_file(), silently, parent)
+
+    def test_a_parent_is_told_and_not_attached_for_a_file_that_stands_alone(self) -> None:
+        self.publish_of("debian")
+        self.assertEqual("debian", self.volt.images["mine"].parent)
+        self.assertNotIn("debian", self.host.served)
+
+    def test_a_parent_that_cannot_be_is_refused(self) -> None:
+        self.assertRaises(BadRequest, self.publish_of, "mine")
+        self.assertRaises(UnknownImage, self.publish_of, "nothing")
+        self.assertEqual([], self.stored())
+
+    def test_the_parent_of_a_vms_disk_is_its_image(self) -> None:
+        creating.create(self.agent.vms, "vm", "debian", None)
+        self.agent.publishing.publish_vm("copy", "vm", silently)
+        self.assertEqual("debian", self.volt.images["copy"].parent)
 
     def refused(self, name: str, size: int) -> list[str]:
         """The steps before a name is refused."""

@@ -94,7 +94,9 @@ class FailingAgent(Agent):
     def status(self) -> models.Status:
         raise self.error
 
-    def publish(self, name: str, file: Path | Passed, progress: Progress) -> models.Published:
+    def publish(
+        self, name: str, file: Path | Passed, progress: Progress, parent: str | None = None
+    ) -> models.Published:  # fmt: skip
         progress("copy", 0, 1)
         raise self.error
 
@@ -188,7 +190,9 @@ class StalledAgent(Agent):
         self.work(progress)
         return models.Exported(file=str(file), format=image_format, size=1)
 
-    def publish(self, name: str, file: Path | Passed, progress: Progress) -> models.Published:
+    def publish(
+        self, name: str, file: Path | Passed, progress: Progress, parent: str | None = None
+    ) -> models.Published:  # fmt: skip
         self.work(progress)
         return models.Published(name=name, size=512, digest="sha256:0")
 

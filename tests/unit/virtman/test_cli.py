@@ -117,7 +117,9 @@ class SnapshotCommandsTest(AgentCliTest):
         self.out("snapshot", "create", "vm", "one")
         for words, begun, names in (
             (["rename"], "v", ["vm"]), (["rename"], "x", []), (["attach-disk", "vm"], "", ["vm"]),
-            (["create", "new"], "de", ["debian"]), (["snapshot", "revert", "vm"], "o", ["one"]),
+            (["create", "new"], "de", ["debian"]), (["show"], "", ["debian", "vm"]),
+            (["publish", "new", "--parent"], "de", ["debian"]),
+            (["snapshot", "revert", "vm"], "o", ["one"]),
             (["snapshot", "revert", "unknown"], "o", []),
         ):  # fmt: skip
             shell = ShellComplete(main, {}, "virtman", "_VIRTMAN_COMPLETE")
@@ -374,6 +376,35 @@ class ImageCommandsTest(AgentCliTest):
         self.assertThat(line, MatchesRegex(r".* published$"))
         self.assertEqual("other is being published\n", self.out("publish", "other", file, "--detach"))
         wait_until(lambda: "other" in self.site.volt.images)
+
+    def test_publish_with_a_parent_and_show_what_is_shared(self) -> None:
+        self.out("publish", "base", self.site.image_file())
+        file = self.site.image_file("child.raw", size=2 * MIB)
+        self.out("publish", "child", file, "--parent", "base")
+        shown = dict(re.split("  +", line, maxsplit=1) for line in self.out("show", "child").splitlines())
+        self.assertEqual(("child", "published", "2M", "yes", "base"),
+                         tuple(shown[name] for name in ("name", "state", "size", "verified", "parent")))  # fmt: skip
+        self.assertEqual(("here", "-", "origin (attached)"), (shown["origins"], shown["hosts"], shown["here"]))
+        amounts = ("data", "own data", "shared with the parent")
+        self.assertEqual(["2M", "1M", "1M"], [shown[name] for name in amounts])
+        said = self.json("show", "child")
+        self.assertEqual([2 * MIB, MIB, MIB], [said[f"{name}_bytes"] for name in ("data", "own", "shared")])
+        self.out("unpublish", "base")
+        self.assertThat(self.out("show", "child"), Contains("shared with the parent  unknown here"))
+        self.assertEqual("base", self.json("show", "child")["parent"])
+
+    def test_show_an_image_that_is_not_verified_and_one_with_the_name_of_a_vm(self) -> None:
+        self.out("create", "debian", "debian")
+        self.assertThat(self.out("show", "debian"), Contains("/disks/debian.qcow2"))
+        shown = self.out("show", "debian", "--image")
+        self.assertThat(shown, MatchesRegex(r"(?s).*verified +no, .*hosts +here\nhere +host \(attached\)\n$"))
+        self.assertThat(self.fails("show", "nothing", "--image"), Contains("no image nothing is published"))
+
+    def test_a_parent_goes_with_a_file_that_is_copied(self) -> None:
+        for words in (["--from-vm", "vm"], ["/file", "--in-place"]):
+            said = self.misused("publish", "mine", *words, "--parent", "debian")
+            self.assertThat(said, Contains("--parent goes with FILE"))
+        self.assertThat(self.fails("publish", "mine", self.site.image_file(), "--parent", "a/b"), Contains("'a/b'"))
 
     def test_publish_in_place(self) -> None:
         file = self.site.image_file()

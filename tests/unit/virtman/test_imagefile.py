@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import re
 import subprocess
@@ -16,9 +17,12 @@ from pathlib import Path
 from testtools.matchers import MatchesRegex
 
 from drivers.snapshot.layers import _LAYOUT_ABOVE
-from tests.unit.virtman.imagefiles import CONTENT, ImagesTest, qemu_img
+from tests.unit.virtman.imagefiles import CONTENT, MIB, ImagesTest, qemu_img
+from virtman.client import silently
+from virtman.convert import RAW, convert
 from virtman.errors import BadImageFile
-from virtman.imagefile import LARGEST, inspect
+from virtman.fdpassing import Passed, opened
+from virtman.imagefile import LARGEST, inspect, source
 from virtman.sizes import LARGEST_DISK
 
 
@@ -160,6 +164,58 @@ class OtherFormatsTest(ImagesTest):
         vhd = self.folder / "disk.vhd"
         qemu_img("create", "-f", "vpc", vhd, "4M")  # which grows, and so has its mark at the beginning
         self.refused(vhd, "VHD", "qemu-img convert")
+
+
+class OverlayTest(ImagesTest):
+    """A file over the raw disk. Its header names a file that is not there."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.path = self.folder / "overlay.qcow2"
+        named, self.size = self.folder / "not-there.raw", len(CONTENT) + MIB
+        qemu_img("create", "-u", "-f", "qcow2", "-F", "raw", "-b", named, self.path, self.size)
+        below = json.dumps({"driver": "qcow2", "backing": None, "file": {"driver": "file", "filename": str(self.path)}})
+        argv = ["qemu-io", "-c", "write -P 7 64k 64k", "-c", "write -P 8 3200k 64k", f"json:{below}"]
+        subprocess.run(argv, check=True, capture_output=True)
+        self.content = bytearray(CONTENT + bytes(MIB))
+        self.content[64 << 10 : 128 << 10] = b"\7" * (64 << 10)
+        self.content[3200 << 10 : 3264 << 10] = b"\x08" * (64 << 10)  # behind the end of what is below
+        self.asked = 0
+
+    def base(self) -> dict[str, object]:
+        self.asked += 1
+        return {"driver": "raw", "file": {"driver": "file", "filename": str(self.raw)}}
+
+    def read(self, file: Path | Passed) -> bytes:
+        target = self.folder / "target"
+        with source(file, self.folder, self.room, base=self.base) as content:
+            convert(content, target, RAW, silently, self.room)
+        return target.read_bytes()
+
+    def test_it_is_read_over_what_the_agent_has_and_not_over_what_its_header_names(self) -> None:
+        before = self.path.read_bytes()
+        self.assertEqual(self.content, self.read(self.path))
+        for trusted in (True, False):
+            with opened(self.path) as fd:
+                self.assertEqual(self.content, self.read(Passed(fd, self.path, trusted)))
+        self.assertEqual((3, before), (self.asked, self.path.read_bytes()))
+
+    def test_without_a_base_it_is_refused_with_what_to_say(self) -> None:
+        self.refused(self.path, "backing-filename", "--parent")
+        with opened(self.path) as fd:
+            passed = Passed(fd, self.path, trusted=False)
+            self.assertRaises(BadImageFile, source(passed, self.folder, self.room).__enter__)
+
+    def test_what_stands_alone_needs_no_base(self) -> None:
+        self.assertEqual([CONTENT, CONTENT], [self.read(self.raw), self.read(self.qcow2())])
+        self.assertEqual(0, self.asked)
+
+    def test_a_torn_one_is_refused_before_the_base_is_asked_for(self) -> None:
+        with self.path.open("r+b") as file:
+            file.truncate(self.path.stat().st_size // 2)
+        error = self.assertRaises(BadImageFile, self.read, self.path)
+        self.assertIn(str(self.path), str(error))
+        self.assertEqual(0, self.asked)
 
 
 def zstd(content: bytes) -> bytes:

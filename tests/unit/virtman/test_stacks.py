@@ -126,6 +126,19 @@ class OriginTest(StacksTest):
         moments = self.scene.moments
         self.assertLess(moments.index("after export.publish"), moments.index("before volt.publish"))
 
+    def test_volt_is_told_the_parent_also_later_and_by_who_does_not_say_it_again(self) -> None:
+        image = self.scene.put_content("mine")
+        self.volt.down = True
+        self.assertRaises(CoordinatorDown, origins.add_origin, self.stacks, image, parent="debian")
+        self.volt.down = False
+        serving.restore(self.stacks, "mine")
+        self.assertEqual("debian", self.volt.images["mine"].parent)
+        self.volt.images.clear()
+        origins.add_origin(self.stacks, image)
+        self.assertEqual("debian", self.volt.images["mine"].parent)
+        origins.add_origin(self.stacks, image, parent="other")
+        self.assertEqual(("other", "other"), (self.volt.images["mine"].parent, self.scene.record("mine").parent))
+
     def test_a_taken_name_leaves_nothing(self) -> None:
         self.volt.offer("mine", digest=digest_of("theirs"))
         self.assertRaises(ImageExists, self.publish)
