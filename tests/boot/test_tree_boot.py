@@ -50,9 +50,11 @@ class TreeBootTest(VmTestCase):
         fetched = self.image(cluster, 3).fetched_bytes
         self.assertGreater(fetched, 10_000_000)
         self.assertLess(fetched, 100_000_000)
-        # Host 3 is a child of host 1, which fetched what it passed on and nothing else.
-        self.assertEqual(fetched, self.image(cluster, 1).fetched_bytes)
-        self.assertEqual(0, self.image(cluster, 2).fetched_bytes)
+        # Host 3 is a child of host 1, which fetched what it passed on and nothing else. Where host 1 was late host 2 was
+        # asked as well.
+        passed = [self.image(cluster, host).fetched_bytes for host in (1, 2)]
+        self.assertLessEqual(max(passed), fetched)
+        self.assertGreaterEqual(sum(passed), fetched)
 
     @pytest.mark.long
     def test_a_vm_boots_while_the_chunk_store_and_agents_on_its_way_are_killed(self) -> None:
