@@ -3,7 +3,13 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('2');
+INSERT INTO "alembic_version" VALUES('4');
+CREATE TABLE boot_sets (
+	digest VARCHAR(145) NOT NULL, 
+	ranges TEXT NOT NULL, 
+	boots INTEGER NOT NULL, 
+	PRIMARY KEY (digest)
+);
 CREATE TABLE departures (
 	image_id INTEGER NOT NULL, 
 	host VARCHAR(63) NOT NULL, 
@@ -43,11 +49,11 @@ CREATE TABLE images (
 	fanout INTEGER NOT NULL, 
 	revision BIGINT NOT NULL, 
 	begun BIGINT NOT NULL, 
-	withdrawn BOOLEAN NOT NULL, 
+	withdrawn BOOLEAN NOT NULL, parent VARCHAR(63), 
 	PRIMARY KEY (id), 
 	UNIQUE (name)
 );
-INSERT INTO "images" VALUES(1,'debian',1,1073741824,'sha256:0000000000000000000000000000000000000000000000000000000000000000',2,5,0,0);
+INSERT INTO "images" VALUES(1,'debian',1,1073741824,'sha256:0000000000000000000000000000000000000000000000000000000000000000',2,5,0,0,NULL);
 CREATE TABLE nodes (
 	image_id INTEGER NOT NULL, 
 	host VARCHAR(63) NOT NULL, 
@@ -59,14 +65,14 @@ CREATE TABLE nodes (
 	told BIGINT NOT NULL, 
 	returned BIGINT, 
 	fetched_bytes BIGINT NOT NULL, 
-	parent VARCHAR(63), 
+	parent VARCHAR(63), whole BOOLEAN DEFAULT 0 NOT NULL, 
 	PRIMARY KEY (image_id, host), 
 	FOREIGN KEY(image_id) REFERENCES images (id), 
 	FOREIGN KEY(host) REFERENCES hosts (name)
 );
-INSERT INTO "nodes" VALUES(1,'host-1',1,'joining',5,2,1,1,NULL,0,NULL);
-INSERT INTO "nodes" VALUES(1,'origin',0,'joining',5,1,0,0,NULL,0,NULL);
-INSERT INTO "nodes" VALUES(1,'host-2',2,'joining',5,3,2,2,NULL,0,NULL);
+INSERT INTO "nodes" VALUES(1,'origin',0,'joining',5,1,0,0,NULL,0,NULL,0);
+INSERT INTO "nodes" VALUES(1,'host-2',2,'joining',5,3,2,2,NULL,0,NULL,0);
+INSERT INTO "nodes" VALUES(1,'host-1',1,'joining',5,2,1,1,NULL,0,NULL,0);
 CREATE INDEX ix_hosts_state ON hosts (state);
 CREATE INDEX ix_images_digest ON images (digest);
 CREATE INDEX ix_nodes_host ON nodes (host);
