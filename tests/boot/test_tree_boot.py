@@ -50,8 +50,8 @@ class TreeBootTest(VmTestCase):
         fetched = self.image(cluster, 3).fetched_bytes
         self.assertGreater(fetched, 10_000_000)
         self.assertLess(fetched, 100_000_000)
-        # Host 3 is a child of host 1, which fetched what it passed on and nothing else. Where host 1 was late host 2 was
-        # asked as well.
+        # Host 3 is a child of host 1, which fetched what it passed on and nothing else. What came late was asked of
+        # host 2 as well.
         passed = [self.image(cluster, host).fetched_bytes for host in (1, 2)]
         self.assertLessEqual(max(passed), fetched)
         self.assertGreaterEqual(sum(passed), fetched)
