@@ -27,6 +27,11 @@ def read_seconds(said: str, depth: int) -> float:
     return float(_job(said)["read"]["lat_ns"]["mean"]) / 1e9 / depth
 
 
+def reads_per_second(said: str) -> float:
+    """Over the whole job. Raises Failed."""
+    return float(_job(said)["read"]["iops"])
+
+
 def _job(said: str) -> dict[str, Any]:
     [job] = json.loads(said[said.index("{") :])["jobs"]  # engines say something before
     if job["error"]:

@@ -18,6 +18,7 @@ PACKAGES = {
     "nbdkit": "nbdkit",
     "qemu-img": "qemu-utils",
     "qemu-io": "qemu-utils",
+    "qemu-nbd": "qemu-utils",
     "qemu-storage-daemon": "qemu-system-common",
     "qemu-system-x86_64": "qemu-system-x86",
 }

@@ -1,0 +1,1 @@
+"""The rows of ``benchmarks.chunkstore``: each module measures one, and returns its lines of the table."""
