@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from benchmarks.chunkrows import boots, warm, waves
+from benchmarks.chunkrows import boots, crowd, filling, kills, together, turns, updates, warm, waves
 from benchmarks.chunkrows.scale import FULL, QUICK, Job
 from benchmarks.chunkrows.table import COLUMNS, Line, markdown, put_between_marks
 from benchmarks.chunkrows.versions import CHECKED_OUT, COMMIT, checked_out
@@ -27,6 +27,12 @@ ROWS: Mapping[str, Callable[[Job], list[Line]]] = {
     "warm": warm.measure,
     "boot": boots.measure,
     "wave": waves.measure,
+    "together": together.measure,
+    "update": updates.measure,
+    "sparse": filling.measure,
+    "pool": turns.measure,
+    "crowd": crowd.measure,
+    "kill": kills.measure,
 }
 PAGE = CHECKOUT / "docs/performance.md"
 

@@ -40,8 +40,8 @@ class Scale:
 FULL = Scale()
 QUICK = Scale(
     name="quick", rounds=1, warm=16 * MIB, warm_reads=1000, levels=(1, 2), boot=32 * MIB, waves=((2, 1),),
-    shared=16 * MIB, base=28 * MIB, update=4 * MIB, sparse=GIB, data=8 * MIB, pool=128 * MIB, pool_image=64 * MIB,
-    turns=10, connections=40, images=10, samples=100, kills=1,
+    shared=16 * MIB, base=28 * MIB, update=8 * MIB, sparse=GIB, data=8 * MIB, pool=128 * MIB, pool_image=64 * MIB,
+    turns=40, connections=40, images=10, samples=100, kills=1,
 )  # fmt: skip
 """To see that everything works: what it measures tells nothing."""
 

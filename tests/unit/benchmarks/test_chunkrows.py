@@ -5,11 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hypothesis import given
+from hypothesis import strategies as st
 from testtools import ExpectedException, TestCase
 
 from benchmarks.chunkrows import warm, waves
+from benchmarks.chunkrows.stores import received_bytes
 from benchmarks.chunkrows.table import BEGIN, END, Line, at_least, at_most, markdown, not_measured, put_between_marks
+from benchmarks.chunkrows.turns import image_lru_rate
 from benchmarks.chunkrows.versions import BEFORE, NOW
+
+SS = """\
+0 0 127.0.0.1:4000 127.0.0.1:5000 users:(("virtman-chunkd",pid=12,fd=9))
+\t ts sack bytes_sent:7 bytes_acked:8 bytes_received:100 segs_out:4
+0 0 127.0.0.1:5000 127.0.0.1:4000 users:(("virtman-chunkd",pid=123,fd=9))
+\t ts sack bytes_received:1000
+0 0 127.0.0.1:4001 127.0.0.1:5000 users:(("virtman-chunkd",pid=12,fd=10))
+\t ts sack bytes_received:20
+0 0 127.0.0.1:4002 127.0.0.1:5000 users:(("virtman-chunkd",pid=12,fd=11))
+\t ts sack
+"""
 
 
 class TableTest(TestCase):
@@ -60,3 +75,24 @@ class LinesTest(TestCase):
         cpu, fetched = waves.lines_of("hosts", 10.0, {NOW: figures})
         self.assertEqual(Line(cpu.what, "at most 1.3", "1.300 (local files 10.0 s, chunk store 13.0 s)", met=True), cpu)
         self.assertTrue(fetched.met)
+
+
+class ReceivedTest(TestCase):
+    def test_all_connections_of_one_process_count(self) -> None:
+        self.assertEqual(120, received_bytes(SS, 12))
+        self.assertEqual(0, received_bytes(SS, 1))
+
+
+class ImageLruTest(TestCase):
+    def test_images_in_turn_are_never_there_if_one_too_many(self) -> None:
+        self.assertEqual(0, image_lru_rate([0, 1, 2] * 5, size=10, limit=29))
+
+    def test_images_that_fit_are_read_once(self) -> None:
+        self.assertEqual(0.5, image_lru_rate([0, 1, 2] * 2, size=10, limit=30))
+
+    def test_the_image_that_was_used_longest_ago_goes(self) -> None:
+        self.assertEqual(0.4, image_lru_rate([0, 1, 0, 2, 0], size=10, limit=20))
+
+    @given(st.lists(st.integers(0, 5), min_size=1), st.integers(1, 6))
+    def test_a_larger_cache_is_never_worse(self, order: list[int], images: int) -> None:
+        self.assertLessEqual(image_lru_rate(order, 1, images), image_lru_rate(order, 1, images + 1))
