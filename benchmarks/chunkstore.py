@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from benchmarks.chunkrows import boots, crowd, filling, kills, together, turns, updates, warm, waves
+from benchmarks.chunkrows import boots, crowd, filling, kills, shaped, together, turns, updates, warm, waves
 from benchmarks.chunkrows.scale import FULL, QUICK, Job
 from benchmarks.chunkrows.table import COLUMNS, Line, markdown, put_between_marks
 from benchmarks.chunkrows.versions import CHECKED_OUT, COMMIT, checked_out
@@ -33,6 +33,7 @@ ROWS: Mapping[str, Callable[[Job], list[Line]]] = {
     "pool": turns.measure,
     "crowd": crowd.measure,
     "kill": kills.measure,
+    "network": shaped.measure,
 }
 PAGE = CHECKOUT / "docs/performance.md"
 

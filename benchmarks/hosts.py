@@ -12,6 +12,7 @@ from benchmarks.misses import Place
 from benchmarks.processes import say
 from lab.cluster import Cluster
 from lab.errors import Leftovers
+from lab.network import Network
 from lab.process import attempts, processes_of
 from lab.tools import BUILD
 from virtman.client import AgentClient
@@ -24,7 +25,9 @@ SETTLE_LIMIT = 120.0
 
 
 @contextlib.contextmanager
-def started_cluster(name: str, hosts: int, fanout: int, leftovers: list[str]) -> Iterator[Cluster]:
+def started_cluster(
+    name: str, hosts: int, fanout: int, leftovers: list[str], network: Network | None = None
+) -> Iterator[Cluster]:
     """An origin and ``hosts`` hosts. What they kept is removed at the end, their logs only if all went well.
 
     What the cluster says when its end leaves something goes to ``leftovers``: the measurements before it are valid.
@@ -32,7 +35,7 @@ def started_cluster(name: str, hosts: int, fanout: int, leftovers: list[str]) ->
     folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
     say(f"starting Volt (fanout {fanout}) and {hosts + 1} agents; their logs are in {folder}")
-    cluster = Cluster(folder, hosts + 1, volt_options=["--fanout", str(fanout)])
+    cluster = Cluster(folder, hosts + 1, volt_options=["--fanout", str(fanout)], network=network)
     try:
         with cluster:
             yield cluster

@@ -19,6 +19,7 @@ class Scale:
     warm: int = 256 * MIB
     warm_reads: int = 40_000
     levels: tuple[int, ...] = (1, 4)
+    levels_apart: int = 3
     boot: int = 0
     """Size of a made-up image and its reads; 0: the recorded boot of a real one."""
     waves: tuple[tuple[int, int], ...] = ((20, 5), (100, 10))
@@ -39,9 +40,9 @@ class Scale:
 
 FULL = Scale()
 QUICK = Scale(
-    name="quick", rounds=1, warm=16 * MIB, warm_reads=1000, levels=(1, 2), boot=32 * MIB, waves=((2, 1),),
+    name="quick", rounds=1, warm=16 * MIB, warm_reads=1000, levels=(1, 2), levels_apart=2, boot=32 * MIB,
     shared=16 * MIB, base=28 * MIB, update=8 * MIB, sparse=GIB, data=8 * MIB, pool=128 * MIB, pool_image=64 * MIB,
-    turns=40, connections=40, images=10, samples=100, kills=1,
+    waves=((2, 1),), turns=40, connections=40, images=10, samples=100, kills=1,
 )  # fmt: skip
 """To see that everything works: what it measures tells nothing."""
 

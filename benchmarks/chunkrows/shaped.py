@@ -1,0 +1,146 @@
+"""One boot at its recorded pace on hosts that really are apart: links of 1 Gbit/s or 100 Mbit/s that answer late.
+
+The boot is that of a VM's disk, without the VM: the reads and the pauses between them are those of the recorded one.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.boot_wave import checksum
+from benchmarks.chunkrows import boots
+from benchmarks.chunkrows.boots import Boot
+from benchmarks.chunkrows.scale import Job
+from benchmarks.chunkrows.table import Line, at_most, not_measured
+from benchmarks.disks import exported, local_disks
+from benchmarks.errors import Failed, WrongBytes
+from benchmarks.figures import percentile
+from benchmarks.hosts import settled_places, started_cluster
+from benchmarks.nbdreplay import NbdDisk
+from benchmarks.processes import say
+from drivers.chunkstore.control import Control
+from lab.cluster import network_names
+from lab.errors import NoNetwork
+from lab.network import GIGABIT, Network
+
+IMAGE, VM = "img", "vm"
+ROUND_TRIP = 0.001
+COLD_BAR, PREFETCH_BAR = 1.02, 1.01
+SLOW_BAR, NEVER_SLOWER_BAR = 1.03, 1.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """``rate``: bits a second; ``round_trip``: seconds."""
+
+    rate: int
+    round_trip: float
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.rate / GIGABIT:g} Gbit/s, {self.round_trip * 1000:g} ms"
+
+
+def measure(job: Job) -> list[Line]:
+    """Lines for both links. Where links cannot answer late they are measured without that, and meet no bar."""
+    with boots.recorded(job) as boot:
+        local = percentile([local_boot(boot) for _ in range(job.scale.rounds)], 50)
+        say(f"local file: {local:.2f} s")
+        try:
+            return _lines(job, boot, local, ROUND_TRIP)
+        except NoNetwork as error:
+            late = not_measured(f"one boot on links that answer {ROUND_TRIP * 1000:g} ms late", "see below", error)
+        try:
+            return [late, *(Line(line.what, line.bar, line.measured) for line in _lines(job, boot, local, 0.0))]
+        except NoNetwork as error:
+            return [late, not_measured("one boot on slow links", "see above", error)]
+
+
+def _lines(job: Job, boot: Boot, local: float, round_trip: float) -> list[Line]:
+    fast, slow = Link(GIGABIT, round_trip), Link(GIGABIT // 10, round_trip)
+    levels = job.scale.levels_apart
+    plain, filled = (_median(job, boot, levels, fast, prefetch=prefetch) for prefetch in (False, True))
+    slow_plain, slow_filled = (_median(job, boot, 1, slow, prefetch=prefetch) for prefetch in (False, True))
+    far, near = f"one boot, {levels} levels of namespaces, {fast}", f"one boot, one level, {slow}"
+    return [
+        at_most(f"{far}: cold, times a local file", COLD_BAR, plain["cold"] / local, _seconds(plain["cold"], local)),
+        at_most(f"{far}: with prefetch", PREFETCH_BAR, filled["cold"] / local, _seconds(filled["cold"], local)),
+        at_most(
+            f"{near}: cold with prefetch, times warm", SLOW_BAR, slow_filled["cold"] / slow_filled["warm"],
+            _seconds(slow_filled["cold"], slow_filled["warm"]),
+        ),
+        at_most(
+            f"{near}: cold with prefetch, times without", NEVER_SLOWER_BAR, slow_filled["cold"] / slow_plain["cold"],
+            _seconds(slow_filled["cold"], slow_plain["cold"]),
+        ),
+    ]  # fmt: skip
+
+
+def _seconds(*values: float) -> str:
+    return ", ".join(f"{value:.2f} s" for value in values)
+
+
+def _median(job: Job, boot: Boot, levels: int, link: Link, *, prefetch: bool) -> Mapping[str, float]:
+    """Seconds of a cold boot on fresh hosts, and of a warm one after it. A prefetch begins with the cold boot."""
+    ranges = [(read.offset, read.offset + read.length) for read in boot.trace.reads]
+    rounds = []
+    for _ in range(job.scale.rounds):
+        with _vm_apart(boot, levels, link) as (disk, control):
+
+            def begin(control: Control = control) -> None:
+                if prefetch:
+                    control.call("fill", {"image": IMAGE, "ranges": ranges})
+
+            rounds.append({"cold": _played(disk, boot, begin), "warm": _played(disk, boot)})
+        say(f"{levels} levels, {link}, prefetch {prefetch}: {_seconds(*rounds[-1].values())}")
+    return {state: percentile([each[state] for each in rounds], 50) for state in rounds[0]}
+
+
+@contextmanager
+def _vm_apart(boot: Boot, levels: int, link: Link) -> Iterator[tuple[Path, Control]]:
+    """The socket of a VM's disk on the last of fresh hosts, and that host's chunk store. Raises Failed, NoNetwork."""
+    leftovers: list[str] = []
+    network = Network(network_names(levels + 1), rate=link.rate, round_trip=link.round_trip)
+    with (
+        TemporaryDirectory(dir="/tmp", prefix="apart-") as folder,
+        network,
+        started_cluster("chunkstore-network", levels, 1, leftovers, network) as cluster,
+    ):
+        cluster.agents[0].publish(IMAGE, boot.image)
+        nodes = [agent.create(f"{VM}-{number}", IMAGE).disk.blockdev for number, agent in enumerate(cluster.agents[1:])]
+        where, last = settled_places(cluster, IMAGE), cluster.names[levels]
+        if where[last].depth != levels:
+            raise Failed(f"{last} is at level {where[last].depth}, not {levels}")
+        with exported(Path(folder), {last: {VM: nodes[-1] or {}}}) as sockets:
+            yield sockets[last], Control(cluster.run_folder(levels) / "chunkd.sock")
+    if leftovers:
+        raise Failed("; ".join(leftovers))
+
+
+def local_boot(boot: Boot) -> float:
+    """Seconds, from a VM's disk directly over the raw file."""
+    with TemporaryDirectory(dir="/tmp", prefix="local-") as name:
+        folder = Path(name)
+        with exported(folder, local_disks(folder, boot.image, {"local": [VM]})) as sockets:
+            return _played(sockets["local"], boot)
+
+
+def _played(disk: Path, boot: Boot, begin: Callable[[], None] = lambda: None) -> float:
+    """Seconds of the boot at its recorded pace; what ``begin`` takes counts as well. Raises DiskFailed, WrongBytes."""
+    read_so_far, at = 0, 0.0
+    with NbdDisk(disk, VM) as connection:
+        began = time.monotonic()
+        begin()
+        for read in boot.trace.reads:
+            time.sleep(max(0.0, read.at - at))
+            read_so_far, at = zlib.crc32(connection.read(read.offset, read.length), read_so_far), read.at
+        seconds = time.monotonic() - began
+    if read_so_far != checksum(boot.image, boot.trace):
+        raise WrongBytes("a boot read other bytes than the image has")
+    return seconds
