@@ -8,6 +8,7 @@ private disks directly over a local raw file. All but the VMs is real: Volt, age
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,7 +190,7 @@ def measured_wave(
     statuses = image_status(cluster, IMAGE)
     fetched = {host: status.fetched_bytes for host, status in statuses.items()}
     from_origin = sum(fetched[host] for host, place in where.items() if place.parent == cluster.names[0])
-    cluster_size = fetch_unit(cluster, sockets, vms, boot.trace, where)
+    cluster_size = fetch_unit(cluster, sockets, vms, boot, where)
     touches = first_touches(boot.trace.reads, cluster_size)
     return {
         **vm_figures(done),
@@ -211,14 +212,21 @@ def fetch_unit(
     cluster: Cluster,
     sockets: Mapping[str, Path],
     vms: Mapping[str, Sequence[str]],
-    trace: Trace,
+    boot: Boot,
     where: Mapping[str, Place],
 ) -> int:
-    """The bytes in which a host fetches, found by reading one sector, where no boot reads, on the deepest host."""
+    """The bytes in which a host fetches, found by reading one sector, where no boot reads, on the deepest host.
+
+    The sector holds data: nobody fetches zeros.
+    """
+    with boot.image.open("rb") as image:
+        offset = untouched_offset(
+            boot.trace.reads, boot.trace.image_bytes, _PROBE_ROOM, lambda at: any(os.pread(image.fileno(), 512, at))
+        )
     host = max(where, key=lambda name: where[name].depth)
     before = host_status(cluster, host, IMAGE).fetched_bytes
     with NbdDisk(sockets[host], vms[host][0]) as disk:
-        disk.read(untouched_offset(trace.reads, trace.image_bytes, _PROBE_ROOM), 512)
+        disk.read(offset, 512)
     return int(host_status(cluster, host, IMAGE).fetched_bytes - before)
 
 

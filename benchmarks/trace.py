@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -110,10 +110,15 @@ def first_touches(reads: Sequence[Read], cluster: int) -> list[int]:
     return found
 
 
-def untouched_offset(reads: Sequence[Read], image_bytes: int, room: int) -> int:
-    """The start of the last range of ``room`` bytes, aligned to its own size, that no read touches. Raises BadTrace."""
+def untouched_offset(
+    reads: Sequence[Read], image_bytes: int, room: int, fit: Callable[[int], bool] = lambda _offset: True
+) -> int:
+    """The start of the last range of ``room`` bytes, aligned to its own size, that no read touches and that is ``fit``.
+
+    Raises BadTrace.
+    """
     touched = {number for read in reads for number in clusters(read, room)}
     for number in range(image_bytes // room - 1, -1, -1):
-        if number not in touched:
+        if number not in touched and fit(number * room):
             return number * room
     raise BadTrace(f"the boot reads something in every {room} bytes of the image")

@@ -50,5 +50,6 @@ class FiguresTest(TestCase):
 
     def test_the_last_range_that_was_not_read_is_found(self) -> None:
         self.assertEqual(4096, untouched_offset([read(0, 1), read(8192, 4096)], 12288, 4096))
+        self.assertEqual(0, untouched_offset([read(8192, 1)], 12288, 4096, lambda offset: offset != 4096))
         with ExpectedException(BadTrace, ".*every 4096 bytes.*"):
             untouched_offset([read(0, 8192)], 8192, 4096)
