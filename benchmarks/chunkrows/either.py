@@ -25,16 +25,12 @@ def chain(folder: Path, image: Path, levels: int) -> None:
         cluster.agents[0].publish(NAME, image)
         for level in range(1, levels + 1):
             cluster.agents[level].create(f"vm-{level}", NAME)
-            _settled(cluster, level)
+        where = hosts.settled_places(cluster, NAME)
+        for level, host in enumerate(cluster.names[1:], start=1):
+            if where[host].depth != level:
+                raise SystemExit(f"{host} is at level {where[host].depth}, not {level}")
         print(json.dumps({"hosts": [str(cluster.run_folder(host)) for host in range(levels + 1)]}), flush=True)
         sys.stdin.read()
-
-
-def _settled(cluster: Cluster, level: int) -> None:
-    """Return when this host reads from the one above it."""
-    found = hosts.parents_in_use({cluster.names[level]: hosts.host_status(cluster, cluster.names[level], NAME)})
-    if found.get(cluster.names[level]) != cluster.names[level - 1]:
-        raise SystemExit(f"{cluster.names[level]} does not read from {cluster.names[level - 1]}: {found}")
 
 
 def wave(image: Path, trace_file: Path, host_number: int, vms_per_host: int) -> None:
@@ -43,8 +39,7 @@ def wave(image: Path, trace_file: Path, host_number: int, vms_per_host: int) -> 
     boot = boot_wave.Boot(image, reads, 0.0, boot_wave.checksum(image, reads))
     leftovers: list[str] = []
     figures = boot_wave.cluster_wave("chunkstore", boot_wave.Size(host_number, vms_per_host), boot, 2, leftovers)
-    wanted = boot_wave.boot_set(reads, figures["fetch_unit_bytes"])
-    print(json.dumps({**figures, "boot_set": wanted, "leftovers": leftovers}), flush=True)
+    print(json.dumps({**figures, "leftovers": leftovers}), flush=True)
 
 
 def main() -> None:

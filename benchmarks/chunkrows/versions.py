@@ -84,7 +84,10 @@ def chain(checkout: Path, image: Path, levels: int) -> Iterator[Chain]:
 def wave(checkout: Path, image: Path, trace: Path, hosts: int, vms_per_host: int) -> dict[str, Any]:
     """The figures of ``benchmarks.boot_wave`` for a tree of hosts of one version. Raises Failed."""
     with _program(checkout, "wave", str(image), str(trace), str(hosts), str(vms_per_host)) as process:
-        return _answer(process)
+        figures = _answer(process)
+    for left in figures["leftovers"]:
+        say(f"left behind: {left}")
+    return figures
 
 
 @contextmanager

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from testtools import ExpectedException, TestCase
 
 from benchmarks.chunkrows import warm, waves
+from benchmarks.chunkrows.boots import Boot
 from benchmarks.chunkrows.stores import received_bytes
 from benchmarks.chunkrows.table import BEGIN, END, Line, at_least, at_most, markdown, not_measured, put_between_marks
 from benchmarks.chunkrows.turns import image_lru_rate
 from benchmarks.chunkrows.versions import BEFORE, NOW
+from benchmarks.trace import Read, Trace
 
 SS = """\
 0 0 127.0.0.1:4000 127.0.0.1:5000 users:(("virtman-chunkd",pid=12,fd=9))
@@ -71,10 +73,18 @@ class LinesTest(TestCase):
         self.assertIn("3.00", lines[0].measured)
 
     def test_a_wave_is_compared_with_local_files_and_with_the_boot(self) -> None:
-        figures = {"cpu_s": {"all": 13.0}, "fetched_bytes_per_host": [5, 10], "boot_set": {"rounded_bytes": 10}}
-        cpu, fetched = waves.lines_of("hosts", 10.0, {NOW: figures})
+        figures = {"cpu_s": {"all": 13.0}, "fetched_bytes_per_host": [5, 10]}
+        cpu, fetched = waves.lines_of("hosts", 10.0, {NOW: figures}, 10)
         self.assertEqual(Line(cpu.what, "at most 1.3", "1.300 (local files 10.0 s, chunk store 13.0 s)", met=True), cpu)
         self.assertTrue(fetched.met)
+
+    def test_a_boot_needs_no_zeros(self) -> None:
+        with TemporaryDirectory() as folder:
+            image = Path(folder) / "image"
+            image.write_bytes(b"x" * 10 + bytes(10) + b"x" * 10)
+            reads = (Read(0.0, 2, 3), Read(0.0, 12, 3), Read(0.0, 3, 1))
+            boot = Boot(image, Trace("", 30, 0.0, reads), image)
+            self.assertEqual(10, waves.data_bytes(boot, 10))
 
 
 class ReceivedTest(TestCase):
