@@ -78,7 +78,7 @@ def main(rows: tuple[str, ...], quick: bool, before: Path | None, image: Path | 
     """Measure the chunk store against what it replaces.
 
     Writes build/chunkstore.json and the table of docs/performance.md, and prints tables. Rows that are not measured
-    keep the figures of an earlier run. Needs fio, nbdkit and qemu-utils.
+    keep the figures of an earlier run. Needs fio, nbdkit, qemu-utils and iproute2; 25 GiB of disk; about an hour.
 
     \b
     Examples:

@@ -15,6 +15,8 @@ from drivers.base import Image
 
 LAYERS = 8
 TRAVEL_BAR, READ_BAR = 1.02, 1.0
+LAYERS_BAR = 0.101
+"""The published figures: 140 MB instead of 1,380."""
 _NOISE = 0.05
 """Two runs of the same reads differ by so much."""
 
@@ -31,12 +33,13 @@ def measure(job: Job) -> list[Line]:
         layers, last = _layers(made, origin, host, base_file, scale)
         ratio = _read_ratio(host, base, last, scale.rounds)
     what = f"an update of {scale.update // MIB} MiB over {scale.base // MIB} MiB that the host has: travels"
-    each = scale.update // LAYERS // MIB
+    whole, each = LAYERS * scale.base, scale.update // LAYERS // MIB
+    figures = f"{layers / MIB:.1f} MiB instead of {whole / MIB:.0f}"
     return [
-        at_most(what, TRAVEL_BAR, one / scale.update, f"{one / MIB:.1f} MiB; whole images: {scale.base // MIB} MiB"),
+        at_most(what, TRAVEL_BAR, one / scale.update, f"{one / MIB:.1f} MiB"),
         at_most(
-            f"{LAYERS} layers of {each} MiB, one after the other: travels",
-            TRAVEL_BAR, layers / (LAYERS * each * MIB), f"{layers / MIB:.1f} MiB",
+            f"{LAYERS} layers of {each} MiB, one after the other: travels, times whole images",
+            LAYERS_BAR, layers / whole, figures,
         ),
         at_most(f"warm reads of {LAYERS} layers, times those of one; noise {_NOISE:g}", READ_BAR + _NOISE, ratio),
     ]  # fmt: skip
