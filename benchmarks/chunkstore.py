@@ -19,7 +19,7 @@ from benchmarks.chunkrows.scale import FULL, QUICK, Job
 from benchmarks.chunkrows.table import COLUMNS, Line, markdown, put_between_marks
 from benchmarks.chunkrows.versions import CHECKED_OUT, COMMIT, checked_out
 from benchmarks.command import EXPECTED, SETTINGS, benchmark, finish
-from benchmarks.figures import machine, print_table
+from benchmarks.figures import machine, print_table, write_json
 from benchmarks.processes import say
 from lab.tools import BUILD, CHECKOUT
 
@@ -38,10 +38,11 @@ ROWS: Mapping[str, Callable[[Job], list[Line]]] = {
 PAGE = CHECKOUT / "docs/performance.md"
 
 
-def measured(rows: Sequence[str], job: Job, name: str, failures: list[str]) -> dict[str, Any]:
-    """The figures of all rows by name: those of earlier runs of this scale stay. A row that fails loses no other."""
-    kept = BUILD / f"{name}.json"
-    figures: dict[str, Any] = json.loads(kept.read_text())["rows"] if kept.exists() else {}
+def measured(
+    rows: Sequence[str], job: Job, figures: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], None]
+) -> tuple[dict[str, Any], list[str]]:
+    """The ``figures`` with those of these rows, by row, saved after each; and what failed. A failure loses no row."""
+    found, failures = dict(figures), []
     for row in rows:
         say(f"row {row}")
         try:
@@ -50,9 +51,21 @@ def measured(rows: Sequence[str], job: Job, name: str, failures: list[str]) -> d
             failures.append(f"{row}: {' '.join(str(error).split())}")
             continue
         day = datetime.now(UTC).date().isoformat()
-        figures[row] = {"day": day, "machine": machine(), "lines": [line.__dict__ for line in lines]}
+        found[row] = {"day": day, "machine": machine(), "lines": [line.__dict__ for line in lines]}
+        keep(found)
         print_table(row, COLUMNS, [line.cells() for line in lines])
-    return {row: figures[row] for row in ROWS if row in figures}
+    return {row: found[row] for row in ROWS if row in found}, failures
+
+
+def save(name: str, figures: Mapping[str, Any]) -> None:
+    """Keep the figures so far."""
+    write_json(name, {"rows": figures})
+
+
+def earlier(name: str) -> dict[str, Any]:
+    """The figures of earlier runs."""
+    kept = BUILD / f"{name}.json"
+    return dict(json.loads(kept.read_text())["rows"]) if kept.exists() else {}
 
 
 def text(figures: Mapping[str, Any]) -> str:
@@ -86,10 +99,9 @@ def main(rows: tuple[str, ...], quick: bool, before: Path | None, image: Path | 
       python -m benchmarks.chunkstore --row warm --row boot
     """
     with benchmark():
-        failures: list[str] = []
         name = "chunkstore-quick" if quick else "chunkstore"
         job = Job(QUICK if quick else FULL, checked_out(before), image)
-        figures = measured(rows or list(ROWS), job, name, failures)
+        figures, failures = measured(rows or list(ROWS), job, earlier(name), lambda found: save(name, found))
         if figures and not quick:
             put_between_marks(PAGE, text(figures))
         finish(name, {"rows": figures}, failures)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 from testtools import ExpectedException, TestCase
 
+from benchmarks import chunkstore
 from benchmarks.chunkrows import warm, waves
 from benchmarks.chunkrows.boots import Boot
+from benchmarks.chunkrows.scale import QUICK, Job
 from benchmarks.chunkrows.stores import received_bytes
 from benchmarks.chunkrows.table import BEGIN, END, Line, at_least, at_most, markdown, not_measured, put_between_marks
 from benchmarks.chunkrows.turns import image_lru_rate
 from benchmarks.chunkrows.versions import BEFORE, NOW
+from benchmarks.errors import Failed
 from benchmarks.trace import Read, Trace
 
 SS = """\
@@ -106,3 +112,21 @@ class ImageLruTest(TestCase):
     @given(st.lists(st.integers(0, 5), min_size=1), st.integers(1, 6))
     def test_a_larger_cache_is_never_worse(self, order: list[int], images: int) -> None:
         self.assertLessEqual(image_lru_rate(order, 1, images), image_lru_rate(order, 1, images + 1))
+
+
+class RowsTest(TestCase):
+    def test_a_row_that_fails_loses_no_other(self) -> None:
+        saved: list[Mapping[str, Any]] = []
+        rows = {"bad": _fail, "good": lambda _job: [at_most("bytes", 1, 1)], "old": _fail}
+        old = {"old": {"day": "2026-01-01", "machine": {"cpus": 1}, "lines": []}}
+        with patch.object(chunkstore, "ROWS", rows):
+            job = Job(QUICK, Path(), None)
+            figures, failures = chunkstore.measured(["bad", "good"], job, old, saved.append)
+        self.assertEqual(["bad: it is broken"], failures)
+        self.assertEqual(["good", "old"], list(figures))
+        self.assertEqual([figures], saved)
+        self.assertIn("| bytes | at most 1 | 1.000 | met |", chunkstore.text(figures))
+
+
+def _fail(_job: Job) -> list[Line]:
+    raise Failed("it is broken")
