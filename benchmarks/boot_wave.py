@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,15 @@ from benchmarks.command import SETTINGS, benchmark, finish
 from benchmarks.disks import exported, local_disks
 from benchmarks.errors import WrongBytes
 from benchmarks.figures import MIB, percentile, print_table, write_json
-from benchmarks.hosts import chunk_store, host_status, image_status, parents_in_use, settled_places, started_cluster
+from benchmarks.hosts import (
+    STATUS_AGE,
+    chunk_store,
+    host_status,
+    image_status,
+    parents_in_use,
+    settled_places,
+    started_cluster,
+)
 from benchmarks.misses import Place, by_depth, misses
 from benchmarks.nbdreplay import Disk, NbdDisk, Replay, replay
 from benchmarks.processes import file_bytes_read, say
@@ -187,6 +196,7 @@ def measured_wave(
     done = play(sockets, vms, boot)
     cpu_s = usage.cpu_between(cpu_before, usage.cpu(pids))
     read = file_bytes_read(origin_store) - read_before
+    time.sleep(STATUS_AGE)
     statuses = image_status(cluster, IMAGE)
     fetched = {host: status.fetched_bytes for host, status in statuses.items()}
     from_origin = sum(fetched[host] for host, place in where.items() if place.parent == cluster.names[0])
@@ -227,6 +237,7 @@ def fetch_unit(
     before = host_status(cluster, host, IMAGE).fetched_bytes
     with NbdDisk(sockets[host], vms[host][0]) as disk:
         disk.read(offset, 512)
+    time.sleep(STATUS_AGE)
     return int(host_status(cluster, host, IMAGE).fetched_bytes - before)
 
 

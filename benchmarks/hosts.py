@@ -23,6 +23,9 @@ from volt.errors import VoltUnreachable
 SETTLE_LIMIT = 120.0
 """Seconds for all hosts of a tree to confirm their places."""
 
+STATUS_AGE = 1.0
+"""Seconds: more than what an agent tells of an image may be old (drivers/chunkstore/source.py, FRESH)."""
+
 
 @contextlib.contextmanager
 def started_cluster(
