@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use chunkd::fetch::Use;
 use chunkd::limits::LimitsSpec;
-use chunkd::manifest::{CHUNK, to_usize};
+use chunkd::manifest::{CHUNK, PAGE, to_usize};
 use chunkd::serve::{Export, Exports};
 use common::{BadParent, Client, Content, Fault, Host};
 use futures_util::future::{join, join_all};
@@ -44,6 +44,18 @@ async fn a_read_brings_each_chunk_once_to_each_host_and_no_zeros() {
     assert_eq!([travels; 3], [1, 2, 3].map(|host| hosts[host].fetched()));
     assert_eq!(content.data.slice(5..70_000), in_time(60, hosts[3].read(5, 69_995)).await);
     assert_eq!(travels, hosts[3].fetched());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_that_names_nothing_but_zeros_does_not_travel() {
+    let begin = u64::from(PAGE) * CHUNK;
+    let mut data = vec![0; to_usize(begin)];
+    data.extend([1; 512]);
+    let content = Content::of(data);
+    let hosts = chain(&content, &["one"]).await;
+    assert_eq!([1; 512][..], in_time(60, hosts[1].read(begin, 512)).await);
+    hosts[0].die();
+    assert_eq!([0; 512][..], in_time(60, hosts[1].read(begin - 512, 512)).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

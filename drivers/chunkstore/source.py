@@ -173,8 +173,7 @@ class ChunkSource:
         return hits
 
     def held(self, image: Image) -> CacheStats:
-        told = self._known().get(image.name)
-        held = self._control.call("held", {"key": image.key})["bytes"] if told is None else told["held"]
+        held = self._control.call("held", {"key": image.key})["bytes"]
         return CacheStats(held_bytes=held, file_bytes=held)
 
     def fill(self, image: Image, ranges: Sequence[Range]) -> None:

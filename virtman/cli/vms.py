@@ -13,7 +13,7 @@ import click
 
 from virtman.cli import options
 from virtman.cli.output import Answer, Failure, fields
-from virtman.errors import NotFound, UnknownImage, UnknownVm
+from virtman.errors import NotFound, UnknownImage, UnknownVm, VirtmanError
 from virtman.sizes import check_size
 from volt.printing import table
 from volt.text import natural_order, size_text
@@ -104,15 +104,19 @@ def show(client: AgentClient, name: str, image: bool) -> Answer:
       virtman show web-1
       virtman show debian-12
     """
-    if not image:
-        with suppress(UnknownVm):
-            return _shown(client.vm(name))
     from virtman.cli.images import shown
 
-    try:
+    if image:
         return shown(client.image(name))
-    except UnknownImage as error:
-        raise error if image else NotFound(f"{name!r} is no VM of this host, and no published image") from error
+    try:
+        return _shown(client.vm(name))
+    except UnknownVm as missing:
+        try:
+            return shown(client.image(name))
+        except UnknownImage:
+            raise NotFound(f"{missing}, and no image has this name") from None
+        except VirtmanError:  # Volt does not answer, say
+            raise missing from None
 
 
 def _shown(answer: Vm) -> Answer:
