@@ -167,12 +167,14 @@ class Filled:
     """What a source reads behind demand: ``done`` bytes of what it was told last, and whether it ``goes_on``.
 
     ``whole``: all of the image is here, so no parent is needed. ``boot_set``: it is known what VMs have read first.
+    ``pinned``: until when what is kept stays, in seconds since 1970.
     """
 
     done: int = 0
     goes_on: bool = False
     whole: bool = False
     boot_set: bool = False
+    pinned: float = 0
 
 
 LostParent = Callable[[str, str], None]

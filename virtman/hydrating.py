@@ -71,10 +71,15 @@ def lacks(stacks: Stacks, record: ImageRecord) -> bool:
     return is_wanted(stacks, record) and not filled.whole and not filled.goes_on
 
 
+def may_go(stacks: Stacks, record: ImageRecord) -> bool:
+    """Whether what is kept of an image is not pinned for long any more."""
+    return stacks.source.filled(record.name).pinned - time.time() <= PIN / 2
+
+
 def pin(stacks: Stacks, name: str) -> None:
     """Have what is kept of the image stay. Raises DriverError."""
     with stacks.holding(name) as record:
-        if record is not None and is_wanted(stacks, record):
+        if record is not None and is_wanted(stacks, record) and may_go(stacks, record):
             stacks.source.pin(record.image, time.time() + PIN)
 
 

@@ -48,8 +48,6 @@ class ImageKeeper:
         """What caches held at the last check, for reports that must not wait."""
         self._idle_since: dict[str, float] = {}
         self._next_check: dict[str, float] = {}
-        self._pinned: dict[str, float] = {}
-        """When each hydrated image was pinned last."""
         self._withdrawn: set[str] = set()
         """Images that are to go as soon as nobody needs them, as Volt said last."""
 
@@ -136,15 +134,11 @@ class ImageKeeper:
         name = record.name
         if not hydrating.is_wanted(self._stacks, record):
             return None
-        if self._clock() - self._pinned.get(name, float("-inf")) >= hydrating.PIN / 2:
-            return Job("pin", partial(self._pin, name), on_demand=True)
+        if hydrating.may_go(self._stacks, record):
+            return Job("pin", partial(hydrating.pin, self._stacks, name), on_demand=True)
         if hydrating.lacks(self._stacks, record):
             return Job("fill", partial(hydrating.fill, self._stacks, name))
         return None
-
-    def _pin(self, name: str) -> None:
-        hydrating.pin(self._stacks, name)
-        self._pinned[name] = self._clock()
 
     def plan_boot_set(self, record: ImageRecord) -> Job | None:
         """Whether Volt is to hear what VMs of this host read first."""
@@ -154,7 +148,7 @@ class ImageKeeper:
 
     def forget(self, name: str) -> None:
         """There is no stack any more."""
-        for known in (self._idle_since, self._next_check, self._stats, self._pinned):
+        for known in (self._idle_since, self._next_check, self._stats):
             known.pop(name, None)
         self._gone()
 

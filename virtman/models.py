@@ -568,7 +568,10 @@ class Route(Model):
 
 
 class Stack(Model):
-    """One image's stack on this host. ``fetched_bytes``: read from parents; ``children``, ``vms``: its readers."""
+    """One image's stack on this host. ``fetched_bytes``: read from parents; ``children``, ``vms``: its readers.
+
+    ``verified``: the digest proves each chunk that is read; None before the digest is known.
+    """
 
     name: str
     role: str
@@ -584,6 +587,7 @@ class Stack(Model):
     vms: list[str]
     in_place: InPlace | None = None
     hydration: Hydration | None = None
+    verified: bool | None = None
 
 
 class VoltStatus(Model):

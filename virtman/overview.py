@@ -167,6 +167,7 @@ class Overview:
             vms=[vm.name for vm in self._vms.records.all() if vm.image == record.name],
             in_place=self._in_place(record, held),
             hydration=self.hydration(record) if record.hydrate else None,
+            verified=proves_chunks(record.digest) if record.digest else None,
         )
 
     def hydration(self, record: ImageRecord) -> models.Hydration:

@@ -19,10 +19,13 @@ COLOURS = {
 }
 
 
-def render(tree: ImageTree) -> Tree:
-    """The tree with the origin as its root: one line per host with state, depth, slot and bytes fetched."""
+def render(tree: ImageTree, note: str = "") -> Tree:
+    """The tree with the origin as its root: one line per host with state, depth, slot and bytes fetched.
+
+    ``note``: what else there is to say of the image.
+    """
     size = size_text(tree.size)
-    drawn = Tree(f"[bold]{escape(tree.image)}[/] {size}, fanout {tree.fanout}, revision {tree.revision}")
+    drawn = Tree(f"[bold]{escape(tree.image)}[/] {size}, fanout {tree.fanout}, revision {tree.revision}{note}")
     waiting = [(drawn, node) for node in [tree.root, *tree.origins]]
     for branch, node in waiting:
         grown = branch.add(_line(node))

@@ -47,6 +47,8 @@ enum Call {
         limit: u64,
         #[serde(default)]
         reserve: u64,
+        #[serde(default)]
+        make: bool,
     },
     RemoveMember {
         path: PathBuf,
@@ -94,7 +96,7 @@ pub fn listen(
         thread::Builder::new().name("control".to_owned()).spawn(move || {
             let agent = Agent { stream, registry, runtime, address, input: Vec::new(), file: None };
             if let Err(error) = agent.serve() {
-                tracing::info!(%error, "a control connection ends");
+                tracing::debug!(%error, "a control connection ends");
             }
         })?;
     }
@@ -132,7 +134,7 @@ impl Agent {
             }
             Call::Close { image } => self.registry.close(&image),
             Call::Drop { image } => self.registry.drop_image(&image),
-            Call::AddMember { path, limit, reserve } => self.registry.pool.add(&path, limit, reserve)?,
+            Call::AddMember { path, limit, reserve, make } => self.registry.pool.add(&path, limit, reserve, make)?,
             Call::RemoveMember { path } => return Ok(json!({ "removed": self.registry.pool.remove(&path) })),
             Call::Fill { image, ranges } => {
                 let _entered = self.runtime.enter();

@@ -78,7 +78,7 @@ async fn wait_for_room(error: &io::Error) {
 
 async fn log_end(who: &str, served: impl Future<Output = Result<(), Ended>>) {
     if let Err(error) = served.await {
-        tracing::info!(who, %error, "a connection ends");
+        tracing::debug!(who, %error, "a connection ends");
     }
 }
 

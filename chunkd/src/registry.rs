@@ -97,6 +97,8 @@ pub struct ImageStatus {
     pub held: u64,
     /// No parent is needed to read all of the image.
     pub whole: bool,
+    /// Until when its chunks stay, in seconds since 1970.
+    pub pinned: u64,
     /// It is known what programs of this host read first.
     pub boot_set: bool,
     /// Bytes that were filled behind demand, and that are to be filled.
@@ -287,7 +289,7 @@ impl Registry {
     /// # Errors
     /// A manifest cannot be read.
     pub fn pin(&self, key: &str, end: u64) -> Result<(), Refused> {
-        if (end > now() || self.pool.pins.has(key)) && self.pool.pins.set(key, end) {
+        if (end > now() || self.pool.pins.end(key) > 0) && self.pool.pins.set(key, end) {
             self.pin_kept(key)?;
         }
         self.end_pins();
@@ -353,11 +355,11 @@ impl Registry {
             let asked = tables.images.iter().filter(|(name, _)| image.is_none_or(|image| image == *name));
             asked.map(|(name, served)| (name.clone(), served.image.clone())).collect()
         };
-        images.into_iter().map(|(name, image)| status(name, &image)).collect()
+        images.into_iter().map(|(name, image)| status(name, &image, self.pool.pins.end(&image.key))).collect()
     }
 }
 
-fn status(name: String, image: &Image) -> ImageStatus {
+fn status(name: String, image: &Image, pinned: u64) -> ImageStatus {
     let parents = image.parents.uses().into_iter();
     let (done, of, filling) = image.filled();
     let (held, whole) = image.held();
@@ -369,6 +371,7 @@ fn status(name: String, image: &Image) -> ImageStatus {
         hits: image.hits.load(Ordering::Relaxed),
         held,
         whole,
+        pinned,
         boot_set: image.boot_set.is_complete(Instant::now()),
         filled: (done, of),
         filling,

@@ -456,7 +456,7 @@ async fn small(content: &Content) -> (Host, Host) {
     let (origin, host) = (Host::new("origin").await, Host::new("one").await);
     let pool = host.folder.path().join("pool");
     host.registry.pool.remove(&pool);
-    host.registry.pool.add(&pool.with_extension("small"), 4 << 20, 0).unwrap();
+    host.registry.pool.add(&pool.with_extension("small"), 4 << 20, 0, true).unwrap();
     origin.admit(&["one"]);
     origin.publish(content).await;
     host.attach(content, &[origin.as_parent_of("one")]).await;

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from drivers.base import Place
 from drivers.cachemodels import Volume, VolumeState
-from drivers.chunkstore.control import Control
+from drivers.chunkstore.process import Process
 from drivers.errors import BadVolume, DriverError
 from drivers.host import blockdev, emptydisk
 from drivers.host.durable import write_atomically
@@ -36,18 +36,16 @@ MARK = b"virtman chunks 1"
 class ChunkPool:
     """See ``CacheGroup``. Until others are named there is one volume: the file ``pool`` in the state folder."""
 
-    def __init__(self, place: Place, control: Control) -> None:
+    def __init__(self, place: Place, process: Process) -> None:
         folder = place.state / "chunkstore"
         self._record, self._default = folder / "volumes.json", folder / "pool"
         self._room, self._limit = Room(place.state, place.reserve), place.cache_limit
-        self._control = control
+        self._process = process
         self._lock = threading.Lock()
         self._why: dict[Path, str] = {}
         """Why the last step of a volume failed."""
 
     def volumes(self) -> list[Volume]:
-        with contextlib.suppress(DriverError):
-            self.tell()
         return [self._described(path, limit) for path, limit in self._recorded().items()]
 
     def tend_volume(self, path: Path) -> None:
@@ -59,9 +57,10 @@ class ChunkPool:
         with self._lock:
             known = self._recorded()
             if path not in known:
+                self._process.ensure()
                 _prepare(path)
                 limit = self._limit_of(path)
-                self._tell(path, limit)
+                self._tell(path, limit, make=True)
                 self._write({**known, path: limit})
                 known = self._recorded()
         return self._described(path, known[path])
@@ -71,35 +70,33 @@ class ChunkPool:
             known = self._recorded()
             if path not in known:
                 return False
-            self._control.call("remove-member", {"path": str(path)})
+            self._process.ensure()
+            self._process.call("remove-member", {"path": str(path)})
             self._write({other: limit for other, limit in known.items() if other != path})
             _erase(path)
             return True
 
     def tell(self) -> None:
-        """Tell the process of all volumes. Raises the first error, after all were tried."""
-        errors = []
+        """Tell the process of all volumes. One that fails keeps nobody from reading: ``tend_volume`` tries again."""
         for path, limit in self._recorded().items():
-            try:
+            with contextlib.suppress(BadVolume):
                 self._tell(path, limit)
-            except DriverError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
 
-    def _tell(self, path: Path, limit: int) -> None:
-        """Raises BadVolume, StoreDown."""
+    def _tell(self, path: Path, limit: int, *, make: bool = False) -> None:
+        """``make``: a file that is not there. The first one is made whenever it is missing. Raises BadVolume."""
         try:
-            reserve = self._room.reserve(path.parent)
-            self._control.call("add-member", {"path": str(path), "limit": limit, "reserve": reserve})
+            member = {"path": str(path), "limit": limit, "reserve": self._room.reserve(path.parent)}
+            self._process.call("add-member", {**member, "make": make or path == self._default})
         except (DriverError, OSError) as error:
-            self._why[path] = str(error)
-            raise BadVolume(path, str(error)) from error
+            if (why := str(error)) != self._why.get(path):
+                log.warning("volume %s of the cache is not used: %s", path, why)
+            self._why[path] = why
+            raise BadVolume(path, why) from error
         self._why.pop(path, None)
 
     def _described(self, path: Path, limit: int) -> Volume:
         why = self._why.get(path, "")
-        state = VolumeState.FAILED if why else VolumeState.RUNNING
+        state = VolumeState.RUNNING if not why else VolumeState.FAILED if path.exists() else VolumeState.MISSING
         return Volume(path=str(path), size=limit, state=state, images=[], trouble=why)
 
     def _limit_of(self, path: Path) -> int:

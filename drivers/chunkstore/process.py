@@ -14,12 +14,13 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from drivers.base import Place
-from drivers.chunkstore.control import Control, StoreDown
+from drivers.chunkstore.control import ANSWER, Control, StoreDown
 from drivers.chunkstore.program import program
 from drivers.errors import DriverError, HostFailed
 from drivers.host import daemon
@@ -44,7 +45,7 @@ _IP_FREEBIND = 15
 
 
 class Process:
-    """``began`` tells the process what it has to know, also if this agent has found it running. May raise DriverError.
+    """``began`` tells the process what it has to know, also if this agent has found it running.
 
     ``died`` is called when the process has died unasked, after it was started again. It has to return at once.
     """
@@ -78,6 +79,18 @@ class Process:
         """Where other hosts connect: ``nbds://IP:PORT``."""
         host = f"[{self._ip}]" if ipaddress.ip_address(self._ip).version == 6 else self._ip
         return f"nbds://{host}:{self._port()}"
+
+    def call(
+        self, call: str, arguments: Mapping[str, object] | None = None, *, file: int | None = None,
+        timeout: float = ANSWER,
+    ) -> dict[str, Any]:  # fmt: skip
+        """See ``Control.call``. Where no process runs nobody waits for one: the agent has bound the socket.
+
+        Raises StoreDown, StoreRefused.
+        """
+        if not self.alive():
+            raise StoreDown(self.control.path, "it does not run")
+        return self.control.call(call, arguments, file=file, timeout=timeout)
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -160,10 +173,13 @@ class Process:
             return
         self._release()
         with contextlib.ExitStack() as undo:
-            for path, mode in ((self.control.path, 0o600), (self.vms, _SOCKET_MODE)):
-                self._sockets.append(undo.enter_context(_unix(path, mode)))
-            self._sockets.append(undo.enter_context(self._tcp()))
+            bound = [
+                undo.enter_context(_unix(path, mode))
+                for path, mode in ((self.control.path, 0o600), (self.vms, _SOCKET_MODE))
+            ]
+            bound.append(undo.enter_context(self._tcp()))
             undo.pop_all()
+        self._sockets = bound
 
     def _release(self) -> None:
         for sock in self._sockets:
@@ -208,14 +224,15 @@ class Process:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             if watched is not None and watched.ended() and self._daemon is not None:  # nobody has asked it to end
-                log.warning("the chunk store %s", watched.ending())
+                said = daemon.last_lines(self._log_file) or "it said nothing"
+                log.warning("the chunk store %s: %s", watched.ending(), said)
                 self._restart()
 
     def _restart(self) -> None:
         """Start the process again. If that fails the next ``ensure`` tries, for each image that is to be served."""
         try:
             self.ensure()
-        except DriverError as error:
+        except (DriverError, OSError) as error:
             log.error("the chunk store does not start again: %s", error)
         self._died()
 

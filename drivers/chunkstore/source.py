@@ -71,14 +71,12 @@ class ChunkSource:
         self._step, self._lost, self._image_died = step, lost, died
         self._process = Process(place, self._tell, self._died)
         self._links = self._process.vms.parent
-        self._control = self._process.control
-        self.group = ChunkPool(place, self._control)
+        self._call = self._process.call
+        self.group = ChunkPool(place, self._process)
         self._lock = threading.Lock()
         self._images: dict[str, dict[str, Any]] = {}
         """By name, what the process told last."""
         self._told = -FRESH
-        self._pins: dict[str, int] = {}
-        """By key, until when an image is pinned, in seconds since 1970: a process that starts is told again."""
         self._closed = threading.Event()
         Watch("chunkstore-events", self._hear, self._closed).start()
 
@@ -117,7 +115,7 @@ class ChunkSource:
     def _serve(self, image: Image, more: dict[str, object], file: int | None) -> None:
         self.reserve(image.name)
         spec = {"name": image.name, "key": image.key, "size": image.size, "digest": image.digest, **more}
-        self._control.call("serve", spec, file=file)
+        self._call("serve", spec, file=file)
         self._told = -FRESH
         self._step("attach:published")
 
@@ -146,14 +144,14 @@ class ChunkSource:
         if not serving_key:
             return  # Volt is older than 0.4.0
         who = {"serving_key": serving_key, "revision": revision, "children": [child.host for child in children]}
-        self._control.call("admit", {"image": checked(image), "new": new, **who})
+        self._call("admit", {"image": checked(image), "new": new, **who})
 
     def close(self, image: str) -> None:
-        self._control.call("close", {"image": checked(image)})
+        self._call("close", {"image": checked(image)})
 
     def drop(self, image: str, content: Image | None) -> None:  # noqa: ARG002
         if self._process.alive():
-            self._control.call("drop", {"image": checked(image)})
+            self._call("drop", {"image": checked(image)})
         self._step("detach:layer")
         self._link(image).unlink(missing_ok=True)
         self._told = -FRESH
@@ -173,26 +171,26 @@ class ChunkSource:
         return hits
 
     def held(self, image: Image) -> CacheStats:
-        held = self._control.call("held", {"key": image.key})["bytes"]
+        held = self._call("held", {"key": image.key})["bytes"]
         return CacheStats(held_bytes=held, file_bytes=held)
 
     def fill(self, image: Image, ranges: Sequence[Range]) -> None:
         wanted = [(each.offset, each.offset + each.length) for each in ranges]
-        self._control.call("fill", {"image": image.name, "ranges": wanted})
+        self._call("fill", {"image": image.name, "ranges": wanted})
         self._told = -FRESH
 
     def filled(self, image: str) -> Filled:
         told = self._known().get(checked(image))
         if told is None:
             return Filled()
-        return Filled(told["filled"][0], told["filling"], told["whole"], told["boot_set"])
+        return Filled(told["filled"][0], told["filling"], told["whole"], told["boot_set"], told["pinned"])
 
     def pin(self, image: Image, until: float) -> None:
-        self._pins[image.key] = int(until)
-        self._control.call("pin", {"key": image.key, "until": int(until)})
+        self._call("pin", {"key": image.key, "until": int(until)})
+        self._told = -FRESH
 
     def boot_set(self, image: str) -> Sequence[Range] | None:
-        ranges = self._control.call("boot-set", {"image": checked(image)})["ranges"]
+        ranges = self._call("boot-set", {"image": checked(image)})["ranges"]
         return None if ranges is None else [Range(begin, end - begin) for begin, end in ranges]
 
     def existing(self) -> frozenset[str]:
@@ -200,15 +198,14 @@ class ChunkSource:
 
     def kept(self) -> frozenset[str]:
         self._process.ensure()
-        return frozenset(self._control.call("kept")["keys"])
+        return frozenset(self._call("kept")["keys"])
 
     def kept_size(self, key: str) -> int:
-        size: int = self._control.call("held", {"key": key, "alone": True})["bytes"]
+        size: int = self._call("held", {"key": key, "alone": True})["bytes"]
         return size
 
     def forget(self, key: str) -> int:
-        self._pins.pop(key, None)
-        freed: int = self._control.call("forget", {"key": key})["bytes"]
+        freed: int = self._call("forget", {"key": key})["bytes"]
         return freed
 
     def stop(self) -> None:
@@ -223,10 +220,8 @@ class ChunkSource:
 
     def _tell(self) -> None:
         """The process has started, or was found."""
-        self._control.call("limits", asdict(self._limits))
+        self._call("limits", asdict(self._limits))
         self.group.tell()
-        for key, until in self._pins.copy().items():
-            self._control.call("pin", {"key": key, "until": until})
         self._told = -FRESH
 
     def _died(self) -> None:
@@ -238,7 +233,7 @@ class ChunkSource:
         """Hand on what the process tells, as long as it lives."""
         while not self._closed.is_set():
             try:
-                for event in self._control.events():
+                for event in self._process.control.events():
                     if event.get("event") == "parent-lost":
                         log.warning("image %s: parent %s is %s", event["image"], event["host"], event["why"])
                         self._lost(event["image"], event["host"])
@@ -253,7 +248,7 @@ class ChunkSource:
                 return {}
             if time.monotonic() - self._told >= FRESH:
                 try:
-                    images = self._control.call("status", timeout=_QUICK)["images"]
+                    images = self._call("status", timeout=_QUICK)["images"]
                 except DriverError as error:
                     log.warning("what is served cannot be told: %s", error)
                     images = []

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -537,7 +537,8 @@ class SourceDouble(LayeredSource):
             self.host.filling[image.name] = list(ranges)
 
     def filled(self, image: str) -> Filled:
-        return self.host.filled.get(checked(image), Filled(goes_on=bool(self.host.filling.get(image))))
+        filled = self.host.filled.get(checked(image), Filled(goes_on=bool(self.host.filling.get(image))))
+        return replace(filled, pinned=self.host.pins.get(image, 0))
 
     def drop(self, image: str, content: Image | None) -> None:
         super().drop(image, content)
@@ -545,7 +546,7 @@ class SourceDouble(LayeredSource):
 
     def pin(self, image: Image, until: float) -> None:
         with self.host.act("source.pin"):
-            self.host.pins[image.key] = until
+            self.host.pins[image.name] = until
 
     def boot_set(self, image: str) -> list[Range] | None:
         return [Range(2 * CHUNK, CHUNK), Range(0, CHUNK)] if self.filled(image).boot_set else None

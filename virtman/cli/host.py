@@ -56,6 +56,8 @@ def _stack(stack: Stack) -> list[Any]:
     phase, hydration = stack.phase if stack.serving else f"{stack.phase}, NOT served", stack.hydration
     if hydration is not None:
         phase += ", whole" if hydration.whole else f", {100 * hydration.done // hydration.total}% hydrated"
+    if stack.verified is False:
+        phase += ", unverified"
     return [
         stack.name, stack.role, phase, stack.slot,
         size_text(stack.fetched_bytes), size_text(stack.cache_hit_bytes), len(stack.vms),

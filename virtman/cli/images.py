@@ -189,12 +189,16 @@ def _here(here: ImageHere) -> str:
 @options.command()
 @options.image
 def tree(client: AgentClient, image: str) -> Answer:
-    """Draw the tree of hosts that share IMAGE."""
+    """Draw the tree of hosts that share IMAGE.
+
+    Hosts cannot check each chunk that they read of an unverified image.
+    """
     answer = client.tree(image)
 
     def show() -> None:
+        from drivers.digests import proves_chunks
         from volt.treeview import render
 
-        draw(render(answer))
+        draw(render(answer, "" if proves_chunks(answer.digest) else ", unverified"))
 
     return Answer(answer, show)

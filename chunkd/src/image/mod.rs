@@ -534,7 +534,7 @@ mod tests {
     /// A pool, and an image of `CHUNKS` chunks whose list of pages is known, and its page.
     fn scene(folder: &std::path::Path) -> (Arc<Pool>, Image, Vec<u8>) {
         let pool = Arc::new(Pool::default());
-        pool.add(&folder.join("pool"), 4 << 20, 0).unwrap();
+        pool.add(&folder.join("pool"), 4 << 20, 0, true).unwrap();
         let page: Vec<u8> = (1..=CHUNKS).flat_map(|number| Name::of_chunk(&chunk(number)).0).collect();
         let (list, size) = (Name::of_page(&page).0, u64::from(CHUNKS) * CHUNK);
         let manifest = Manifest::open(&folder.join("manifest"), digest(size, &list), size).unwrap();

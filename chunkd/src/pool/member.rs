@@ -72,9 +72,9 @@ pub struct Member {
 }
 
 impl Member {
-    /// Opens a member of `limit` bytes; a file is made if there is none. A block device is a member only if it says so.
+    /// Opens a member of `limit` bytes. A block device is a member only if it says so.
     ///
-    /// `changes` counts the chunks that go. Returns the entries of its chunks as well.
+    /// `make`: a file that is not there. `changes` counts the chunks that go. Returns the entries of its chunks as well.
     ///
     /// # Errors
     /// It cannot be opened, or belongs to somebody else.
@@ -82,9 +82,10 @@ impl Member {
         path: &Path,
         limit: u64,
         reserve: u64,
+        make: bool,
         changes: Arc<AtomicU64>,
     ) -> io::Result<(Self, Vec<(u32, Entry)>)> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = OpenOptions::new().read(true).write(true).create(make).truncate(false).open(path)?;
         let kind = file.metadata()?.file_type();
         let size = if kind.is_block_device() { rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))? } else { limit };
         let slots = slots_in(size.min(limit))?;

@@ -79,19 +79,19 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Adds a file, which is made if there is none, or a block device, of at most `limit` bytes. One that is a member
-    /// already is left alone. `reserve`: bytes to leave free in the file system.
+    /// Adds a file or a block device, of at most `limit` bytes. One that is a member already is left alone. `reserve`: bytes
+    /// to leave free in the file system. `make`: a file that is not there.
     ///
     /// # Errors
     /// It cannot be opened, is too small, or holds something else.
-    pub fn add(&self, path: &Path, limit: u64, reserve: u64) -> io::Result<()> {
+    pub fn add(&self, path: &Path, limit: u64, reserve: u64, make: bool) -> io::Result<()> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         if self.all().any(|(_, member)| member.path == path) {
             return Ok(());
         }
         let number = u8::try_from(*used + 1).map_err(io::Error::other)?;
         let place = self.members.get(*used).ok_or_else(|| io::Error::other("too many changes; start again"))?;
-        let (member, entries) = Member::open(path, limit, reserve, self.changes.clone())?;
+        let (member, entries) = Member::open(path, limit, reserve, make, self.changes.clone())?;
         for (slot, entry) in entries {
             let generation = member.generation(slot).unwrap_or_default();
             self.index.insert(&entry.name, Place { member: number, generation, slot });

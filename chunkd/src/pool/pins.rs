@@ -38,9 +38,10 @@ impl Pins {
         self.write().ends.insert(key.to_owned(), end).is_none()
     }
 
+    /// When the pin of an image ends; 0 if the image is not pinned.
     #[must_use]
-    pub fn has(&self, key: &str) -> bool {
-        self.read().ends.contains_key(key)
+    pub fn end(&self, key: &str) -> u64 {
+        self.read().ends.get(key).copied().unwrap_or(0)
     }
 
     /// Calls `mark` with the bit of this turn, if the image is pinned. No turn begins meanwhile.

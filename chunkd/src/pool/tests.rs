@@ -26,7 +26,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let scene = Self { folder: tempfile::tempdir().unwrap(), pool: Pool::default() };
-        scene.pool.add(&scene.file(), LIMIT, 0).unwrap();
+        scene.pool.add(&scene.file(), LIMIT, 0, true).unwrap();
         scene
     }
 
@@ -37,7 +37,7 @@ impl Scene {
     /// A process that starts again.
     fn again(&mut self) {
         self.pool = Pool::default();
-        self.pool.add(&self.file(), LIMIT, 0).unwrap();
+        self.pool.add(&self.file(), LIMIT, 0, true).unwrap();
     }
 
     fn keep(&self, number: u64) -> Place {
@@ -202,7 +202,7 @@ fn a_member_of_another_process_is_left_alone() {
     let scene = Scene::new();
     assert!(Pool::default().add(&scene.file(), LIMIT, 0).unwrap_err().to_string().contains("another process"));
     assert!(scene.pool.remove(&scene.file()));
-    scene.pool.add(&scene.file(), LIMIT, 0).unwrap();
+    scene.pool.add(&scene.file(), LIMIT, 0, true).unwrap();
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn a_forgotten_chunk_gives_its_space_back() {
 #[test]
 fn no_chunk_goes_to_the_reserve_of_the_file_system() {
     let scene = Scene { folder: tempfile::tempdir().unwrap(), pool: Pool::default() };
-    scene.pool.add(&scene.file(), LIMIT, u64::MAX / 2).unwrap();
+    scene.pool.add(&scene.file(), LIMIT, u64::MAX / 2, true).unwrap();
     let (entry, data) = chunk(1);
     assert_eq!(None, scene.pool.keep(&entry, &data));
 }
@@ -255,8 +255,8 @@ fn no_chunk_goes_to_the_reserve_of_the_file_system() {
 fn members_share_the_chunks_and_one_that_is_removed_is_read_no_more() {
     let scene = Scene::new();
     let second = scene.folder.path().join("second");
-    scene.pool.add(&second, LIMIT, 0).unwrap();
-    scene.pool.add(&second, LIMIT, 0).unwrap();
+    scene.pool.add(&second, LIMIT, 0, true).unwrap();
+    scene.pool.add(&second, LIMIT, 0, true).unwrap();
     let places: Vec<Place> = (0..20).map(|number| scene.keep(number)).collect();
     assert!(scene.pool.remove(&second) && !scene.pool.remove(&second));
     let left = places.iter().filter(|&&place| scene.read(place).0 == Found::Data).count();

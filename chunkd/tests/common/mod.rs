@@ -153,7 +153,7 @@ pub fn registry(folder: &Path) -> Arc<Registry> {
     let manifests = folder.join("manifests");
     std::fs::create_dir_all(&manifests).unwrap();
     let pool = Pool::default();
-    pool.add(&folder.join("pool"), 256 << 20, 0).unwrap();
+    pool.add(&folder.join("pool"), 256 << 20, 0, true).unwrap();
     Arc::new(Registry::new(manifests, Arc::new(pool)))
 }
 

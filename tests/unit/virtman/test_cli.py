@@ -478,7 +478,8 @@ class ImageCommandsTest(AgentCliTest):
         self.assertEqual(["alpine", "debian"], [image["name"] for image in self.json("images")])
 
     def test_tree(self) -> None:
-        self.assertThat(self.out("tree", "debian"), Contains("other origin ready"))
+        for said in ("other origin ready", ", unverified"):
+            self.assertThat(self.out("tree", "debian"), Contains(said))
         self.assertEqual("other", self.json("tree", "debian")["root"]["host"])
         self.site.volt.down = True
         self.assertThat(self.fails("images"), Contains("Volt"))
@@ -493,7 +494,7 @@ class HostCommandsTest(AgentCliTest):
             MatchesRegex(r"host here, Volt at http://\S+ connected; VMs run with tcg; \S+[A-Z] of \S+[A-Z] free$"),
         )
         self.assertEqual(["IMAGE", "ROLE", "PHASE", "SLOT", "FETCHED"], lines[1].split()[:5])
-        self.assertThat(lines[2], MatchesRegex(r"debian +host +attached +1 +1M +3M +1 +other \(active\)$"))
+        self.assertThat(lines[2], MatchesRegex(r"debian +host +attached, unverified +1 +1M +3M +1 +other \(active\)$"))
         self.assertEqual("here", self.json("status")["host"])
 
     def test_status_tells_of_trouble(self) -> None:

@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
-from drivers.base import Limits, Parent, PathState, Range
-from drivers.chunkstore.control import Control
+from drivers.base import Filled, Limits, Parent, PathState
+from drivers.chunkstore.control import Control, StoreDown
 from drivers.chunkstore.source import ChunkSource
-from drivers.errors import BadAddress, DriverError, NoParents
+from drivers.errors import BadAddress, BadVolume, DriverError, HostFailed, NoParents
 from drivers.host.space import Room
 from drivers.manifest import path_of
 from tests.contracts import drivers as contracts
@@ -84,23 +84,56 @@ class ChunkSourceTest(ChunkHostCase):
         child.join(image, [top])
         self.assert_same(child.uri(image), file)
 
-    def test_a_process_that_starts_again_is_told_what_is_pinned_before_an_image_is_served(self) -> None:
+    def test_what_is_pinned_is_told_and_a_process_that_starts_again_has_no_pins(self) -> None:
         image, file = self.make_image(MIB)
         top, child = self.host("top"), self.host("child")
         top.serve_file(image, file, "child")
         child.join(image, [top])
         child.source.pin(image, 1 << 40)
-        child.source.fill(image, [Range(0, image.size)])
-        wait_until(lambda: child.source.filled(image.name).whole)
-        control = child.source._control
-        with mock.patch.object(control, "call", side_effect=control.call) as called:
-            child.kill()
-            wait_until(lambda: child.died)
-            child.join(image, [top])
-            calls = [call.args for call in called.call_args_list if call.args[0] in ("pin", "serve")]
-        self.assertEqual(("pin", {"key": image.key, "until": 1 << 40}), calls[0])
-        self.assertEqual(["pin", "serve"], [name for name, _ in calls])
-        wait_until(lambda: child.source.filled(image.name).whole)
+        self.assertEqual(1 << 40, child.source.filled(image.name).pinned)
+        child.kill()
+        wait_until(lambda: child.died)
+        child.join(image, [top])
+        self.assertEqual(0, child.source.filled(image.name).pinned)
+
+    def test_a_volume_that_cannot_be_used_keeps_nobody_from_reading_and_is_not_made_elsewhere(self) -> None:
+        image, file = self.make_image(MIB)
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        mounted, away = self.root / "mount", self.root / "away"
+        mounted.mkdir()
+        child.source.reserve(image.name)
+        child.source.group.add_volume(mounted / "pool")
+        mounted.rename(away)
+        mounted.mkdir()  # as a disk that is not mounted
+        child.kill()
+        wait_until(lambda: child.died)
+        child.join(image, [top])
+        self.assert_same(child.uri(image), file)
+        found = {volume.path: (volume.state, bool(volume.trouble)) for volume in child.source.group.volumes()}
+        self.assertEqual(("missing", True), found[str(mounted / "pool")])
+        self.assertEqual([], [*mounted.iterdir()])
+        self.assertRaises(BadVolume, child.source.group.tend_volume, mounted / "pool")
+        mounted.rmdir()
+        away.rename(mounted)
+        child.source.group.tend_volume(mounted / "pool")
+        self.assertEqual({"running"}, {volume.state for volume in child.source.group.volumes()})
+
+    def test_nobody_waits_for_a_process_that_does_not_run(self) -> None:
+        image, _ = self.make_image(MIB)
+        source = self.host("host").source
+        self.assertIn("does not run", str(self.assertRaises(StoreDown, source.held, image)))
+        self.assertEqual(([], Filled()), (source.paths(image.name), source.filled(image.name)))
+
+    def test_a_port_that_is_in_use_for_a_while_is_taken_later(self) -> None:
+        image, file = self.make_image(MIB)
+        top = self.host("top")
+        process = top.source._process
+        process._release()
+        with mock.patch.object(process, "_tcp", side_effect=HostFailed(OSError(98, "in use"))):
+            self.assertRaises(HostFailed, top.source.reserve, image.name)
+        top.serve_file(image, file)
+        self.assert_same(top.uri(image), file)
 
     def test_one_that_the_agent_before_has_started_goes_on(self) -> None:
         image, file = self.make_image(MIB)
