@@ -40,7 +40,7 @@ impl Chunkd {
         let folder = tempfile::tempdir().unwrap();
         let (process, control) = Self::start(folder.path(), "127.0.0.1:0");
         let chunkd = Self { folder, process, control };
-        chunkd.call(&json!({ "call": "add-member", "path": chunkd.path("pool"), "limit": 256 << 20 }));
+        chunkd.call(&json!({ "call": "add-member", "path": chunkd.path("pool"), "limit": 256 << 20, "make": true }));
         chunkd
     }
 
@@ -62,7 +62,7 @@ impl Chunkd {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
         (self.process, self.control) = Self::start(self.folder.path(), &address);
-        self.call(&json!({ "call": "add-member", "path": self.path("pool"), "limit": 256 << 20 }));
+        self.call(&json!({ "call": "add-member", "path": self.path("pool"), "limit": 256 << 20, "make": true }));
     }
 
     fn path(&self, name: &str) -> PathBuf {

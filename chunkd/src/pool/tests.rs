@@ -200,7 +200,7 @@ fn what_is_read_again_and_again_stays_in_a_full_pool() {
 #[test]
 fn a_member_of_another_process_is_left_alone() {
     let scene = Scene::new();
-    assert!(Pool::default().add(&scene.file(), LIMIT, 0).unwrap_err().to_string().contains("another process"));
+    assert!(Pool::default().add(&scene.file(), LIMIT, 0, true).unwrap_err().to_string().contains("another process"));
     assert!(scene.pool.remove(&scene.file()));
     scene.pool.add(&scene.file(), LIMIT, 0, true).unwrap();
 }
@@ -224,9 +224,18 @@ fn what_somebody_else_has_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     std::fs::write(&path, b"an ext4 file system, say, of somebody else").unwrap();
-    assert!(Pool::default().add(&path, LIMIT, 0).is_err());
+    assert!(Pool::default().add(&path, LIMIT, 0, true).is_err());
     assert_eq!(b"an ext4", &std::fs::read(&path).unwrap()[..7]);
-    assert!(Pool::default().add(&folder.path().join("small"), CHUNK, 0).is_err());
+    assert!(Pool::default().add(&folder.path().join("small"), CHUNK, 0, true).is_err());
+}
+
+#[test]
+fn a_file_that_is_not_there_is_made_only_if_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    assert!(Pool::default().add(&path, LIMIT, 0, false).is_err() && !path.exists());
+    Pool::default().add(&path, LIMIT, 0, true).unwrap();
+    Pool::default().add(&path, LIMIT, 0, false).unwrap();
 }
 
 #[test]
