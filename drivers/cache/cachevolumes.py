@@ -141,7 +141,7 @@ class Volumes:
         """Delete the file of a stopped volume, or the mark on its device. False if it does not answer, or refuses."""
         with contextlib.suppress(OSError):
             if self.number(path) == number:
-                path.unlink() if path.is_file() else _write(path, bytes(emptydisk.BEGINNING))
+                path.unlink() if path.is_file() else emptydisk.write(path, bytes(emptydisk.BEGINNING))
                 return True
         return False
 
@@ -155,7 +155,7 @@ class Volumes:
             options = ["--bucket", str(bucket), "--block", str(SECTOR)]
             run(["make-bcache", "-C", *options, f"/proc/{os.getpid()}/fd/{file.fileno()}"])
             superblock = file.read(bcachedev.SUPERBLOCK)
-        _write(path, f"{_MARK}{number}".encode().ljust(SHIFT, b"\0"), superblock)
+        emptydisk.write(path, f"{_MARK}{number}".encode().ljust(SHIFT, b"\0"), superblock)
 
     def _objection(self, path: Path, known: Collection[str]) -> str:
         """Why a volume must not be made there; empty if it can be. Raises OSError, CommandFailed."""
@@ -205,11 +205,3 @@ def size_of(path: Path) -> int:
     """Bytes of a file or device. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         return blockdev.size(file.fileno())
-
-
-def _write(path: Path, *parts: bytes) -> None:
-    """Write parts to the start of a file or device. Each part is there before the next one is written."""
-    with path.open("r+b", buffering=0) as file:
-        for part in parts:
-            file.write(part)
-            os.fsync(file.fileno())

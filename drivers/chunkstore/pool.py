@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import shutil
 import threading
 from pathlib import Path
@@ -128,7 +127,7 @@ def _prepare(path: Path) -> None:
     try:
         why = _objection(path)
         if not why and path.is_block_device():
-            _write_beginning(path, MARK)
+            emptydisk.write(path, MARK)
     except OSError as error:
         raise BadVolume(path, error.strerror or str(error)) from error
     if why:
@@ -155,10 +154,4 @@ def _erase(path: Path) -> None:
     """Delete the file of a volume that is used no more, or free its disk. What has no mark is left alone."""
     with contextlib.suppress(OSError):
         if _is_marked(path):
-            path.unlink() if path.is_file() else _write_beginning(path, bytes(emptydisk.BEGINNING))
-
-
-def _write_beginning(path: Path, content: bytes) -> None:
-    with path.open("r+b", buffering=0) as disk:
-        disk.write(content)
-        os.fsync(disk.fileno())
+            path.unlink() if path.is_file() else emptydisk.write(path, bytes(emptydisk.BEGINNING))

@@ -1,7 +1,8 @@
-"""Whether a disk or partition may be taken: nobody uses it, and it holds nothing."""
+"""Whether a disk or partition may be taken: nobody uses it, and it holds nothing. And how it is marked then."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from drivers.host import blockdev
@@ -26,3 +27,11 @@ def objection(path: Path, *, marked: bool) -> str:
         what = ", ".join(sorted(set(signatures))) or "something unknown"
         return f"it holds {what}; wipefs --all, and zeros in its first MiB, make it free if nobody needs that"
     return ""
+
+
+def write(path: Path, *parts: bytes) -> None:
+    """Write parts to the start of a file or device. Each part is there before the next one is written."""
+    with path.open("r+b", buffering=0) as file:
+        for part in parts:
+            file.write(part)
+            os.fsync(file.fileno())
