@@ -28,8 +28,10 @@ import os, signal, subprocess, sys
 from lab.network import Network
 network = Network(["a"])
 network.start()
-argv = [*network.inside("a"), "tail", "-f", "/dev/null"]
-print(os.getpid(), subprocess.Popen(argv, stdout=subprocess.DEVNULL).pid, flush=True)
+argv = [*network.inside("a"), "sh", "-c", "echo inside; exec tail -f /dev/null"]
+process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+process.stdout.readline()
+print(os.getpid(), process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
