@@ -7,6 +7,7 @@
 compile_error!("a length in memory has 64 bits");
 
 mod alive;
+mod busypoll;
 pub mod control;
 pub mod fetch;
 pub mod image;
@@ -18,6 +19,7 @@ pub mod nbd;
 mod nowait;
 pub mod pool;
 pub mod registry;
+pub mod send;
 pub mod serve;
 pub mod tickets;
 pub mod tls;

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use openssl::ssl::SslContext;
+use rustix::net::sockopt;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -22,12 +24,16 @@ use crate::tls;
 /// A host that does not finish the handshakes hangs.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Serves programs of this host, without an end.
-pub async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                tokio::spawn(log_end("a program of this host", serve_vm(stream, registry.clone())));
+/// Bytes that may wait in the kernel for a program of this host. Without `CAP_NET_ADMIN`, at most `net.core.wmem_max`.
+const SENT_AHEAD: usize = 2 << 20;
+
+/// Serves programs of this host, without an end. Each has one of the event loops, which have one thread each: a read of what
+/// is here wakes up no other one.
+pub async fn serve_vms(listener: UnixListener, loops: &[Handle], registry: Arc<Registry>) {
+    for event_loop in loops.iter().cycle() {
+        match listener.accept().await.and_then(|(stream, _)| stream.into_std()) {
+            Ok(stream) => {
+                event_loop.spawn(log_end("a program of this host", serve_vm(stream, registry.clone())));
             }
             Err(error) => wait_for_room(&error).await,
         }
@@ -82,7 +88,10 @@ async fn log_end(who: &str, served: impl Future<Output = Result<(), Ended>>) {
     }
 }
 
-async fn serve_vm(mut stream: UnixStream, registry: Arc<Registry>) -> Result<(), Ended> {
+async fn serve_vm(stream: std::os::unix::net::UnixStream, registry: Arc<Registry>) -> Result<(), Ended> {
+    let mut stream = UnixStream::from_std(stream)?;
+    let _ = sockopt::set_socket_send_buffer_size_force(&stream, SENT_AHEAD)
+        .or_else(|_| sockopt::set_socket_send_buffer_size(&stream, SENT_AHEAD));
     let mut input = BytesMut::new();
     greet(&mut stream).await?;
     let mut handshake = Handshake::new(Security::Plain);

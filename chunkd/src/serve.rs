@@ -12,11 +12,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use crate::busypoll::BusyPoll;
 use crate::image::{Failed, Image};
 use crate::limits::Bucket;
 use crate::manifest::{CHUNK, to_usize};
 use crate::nbd::server::{Handshake, Next};
 use crate::nbd::{Errno, Extent, MOST_READ, Replies, Request, Violation, command, extent};
+use crate::send::send;
 
 /// How long a client waits for an export that is not there: the agent may be about to tell of it.
 const EXPORT_WITHIN: Duration = Duration::from_secs(5);
@@ -26,6 +28,9 @@ const MOST_AWAITED: u64 = 32 << 20;
 
 /// Bytes that are read from the pool before they are sent.
 const PIECE: usize = 256 << 10;
+
+/// Bytes of requests that are read together, at least.
+const ROOM: usize = 4 << 10;
 
 /// Reads up to here are sent together.
 const SMALL: usize = 64 << 10;
@@ -146,8 +151,7 @@ where
             }
             Next::More => {
                 let next = handshake.next(input, &mut output)?;
-                stream.write_all(&output).await?;
-                output.clear();
+                send(stream, &mut output).await?;
                 if next == Next::More && stream.read_buf(input).await? == 0 {
                     return Ok(Agreed::End);
                 }
@@ -156,7 +160,7 @@ where
             Next::StartTls => return Ok(Agreed::StartTls),
             Next::End => return Ok(Agreed::End),
             Next::Ready(name, replies) => {
-                stream.write_all(&output).await?;
+                send(stream, &mut output).await?;
                 let export = looked.or_else(|| exports.find(&name));
                 return Ok(export.map_or(Agreed::End, |export| Agreed::Serve(export, replies)));
             }
@@ -194,9 +198,21 @@ where
 {
     let closed = export.image().closed.clone();
     let (answers, answered) = mpsc::unbounded_channel();
-    let (output, piece) = (BytesMut::new(), Vec::new());
-    let mut session =
-        Session { stream, export, replies, up, input, output, piece, answers, answered, awaited: 0, unread: 0 };
+    let (output, piece, busy_poll) = (BytesMut::new(), Vec::new(), BusyPoll::default());
+    let mut session = Session {
+        stream,
+        export,
+        replies,
+        up,
+        input,
+        output,
+        piece,
+        answers,
+        answered,
+        busy_poll,
+        awaited: 0,
+        unread: 0,
+    };
     tokio::select! {
         ended = session.run() => ended,
         () = closed.cancelled() => Ok(()),
@@ -222,6 +238,7 @@ struct Session<'a, S> {
     piece: Vec<u8>,
     answers: mpsc::UnboundedSender<(Request, Result<Answer, Failed>)>,
     answered: mpsc::UnboundedReceiver<(Request, Result<Answer, Failed>)>,
+    busy_poll: BusyPoll,
     /// Bytes that the client waits for.
     awaited: u64,
     /// Bytes of a write's data that are still to come, and are ignored.
@@ -239,6 +256,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 self.request(request).await?;
             }
             self.flush().await?;
+            self.input.reserve(ROOM);
+            if self.awaited == 0 && self.comes_at_once().await? {
+                continue;
+            }
             tokio::select! {
                 Some((request, answer)) = self.answered.recv() => self.answer(&request, answer).await?,
                 read = self.stream.read_buf(&mut self.input), if self.awaited < MOST_AWAITED => if read? == 0 {
@@ -249,6 +270,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 self.answer(&request, answer).await?;
             }
         }
+    }
+
+    /// Whether a program of this host has sent something right after its last answer.
+    async fn comes_at_once(&mut self) -> io::Result<bool> {
+        if self.up.is_some() {
+            return Ok(false);
+        }
+        let read = self.busy_poll.wait(self.stream.read_buf(&mut self.input)).await;
+        Ok(read.transpose()?.is_some_and(|read| read > 0))
     }
 
     fn next_request(&mut self) -> Result<Option<Request>, Violation> {
@@ -305,6 +335,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     async fn read_large(&mut self, request: Request) -> Result<(), Ended> {
+        self.busy_poll.rest(); // it takes long in any case
         self.piece.resize(PIECE, 0);
         let mut offset = request.offset;
         let end = offset + u64::from(request.length);
@@ -324,6 +355,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 self.pay(self.output.len(), length).await?;
                 self.flush().await?;
                 self.stream.write_all(&self.piece[..length]).await?;
+                self.stream.flush().await?;
             } else {
                 // The answer has begun, so it has to go on.
                 let data = self.export.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
@@ -362,9 +394,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     async fn flush(&mut self) -> io::Result<()> {
-        self.stream.write_all(&self.output).await?;
-        self.output.clear();
-        Ok(())
+        send(&mut self.stream, &mut self.output).await
     }
 
     /// Answers when the data is there.

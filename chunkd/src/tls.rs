@@ -14,11 +14,23 @@ use openssl::ssl::{
     Error, Ssl, SslContext, SslContextBuilder, SslMethod, SslOptions, SslRef, SslSessionCacheMode, SslVerifyMode,
     SslVersion,
 };
+use tokio::io::BufStream;
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
 
 /// OpenSSL's callbacks for keys work with suites of SHA-256 alone (`SSL_CTX_set_psk_client_callback(3)`).
 const SUITES: &str = "TLS_AES_128_GCM_SHA256";
+
+/// OpenSSL reads and writes each record of 16 KiB by itself. A client gets several with one call of the kernel, and a server
+/// sends a chunk with one.
+const READ_TOGETHER: usize = 128 << 10;
+const WRITTEN_TOGETHER: usize = 80 << 10;
+
+/// Requests, in the other direction, are small.
+const REQUESTS: usize = 4 << 10;
+
+/// A connection to another host. What is written is sent with `flush`.
+pub type Stream = SslStream<BufStream<TcpStream>>;
 
 static IDENTITY: LazyLock<Index<Ssl, String>> = LazyLock::new(|| Ssl::new_ex_index().expect("OpenSSL has memory"));
 
@@ -62,7 +74,8 @@ pub fn server(find: impl Fn(&str) -> Option<Key> + Send + Sync + 'static) -> Res
 ///
 /// # Errors
 /// The client does not prove itself, or hangs up.
-pub async fn accept(context: &SslContext, stream: TcpStream) -> Result<(SslStream<TcpStream>, String), Error> {
+pub async fn accept(context: &SslContext, stream: TcpStream) -> Result<(Stream, String), Error> {
+    let stream = BufStream::with_capacity(REQUESTS, WRITTEN_TOGETHER, stream);
     let mut stream = SslStream::new(Ssl::new(context)?, stream)?;
     Pin::new(&mut stream).accept().await?;
     let identity = stream.ssl().ex_data(*IDENTITY).cloned().unwrap_or_default();
@@ -73,7 +86,7 @@ pub async fn accept(context: &SslContext, stream: TcpStream) -> Result<(SslStrea
 ///
 /// # Errors
 /// The server does not prove itself, or hangs up.
-pub async fn connect(stream: TcpStream, identity: &str, key: &Key) -> Result<SslStream<TcpStream>, Error> {
+pub async fn connect(stream: TcpStream, identity: &str, key: &Key) -> Result<Stream, Error> {
     let mut context = context(SslMethod::tls_client())?;
     context.set_verify(SslVerifyMode::PEER);
     let (identity, key) = (format!("{identity}\0"), key.clone());
@@ -81,6 +94,7 @@ pub async fn connect(stream: TcpStream, identity: &str, key: &Key) -> Result<Ssl
         put(identity.as_bytes(), into_identity);
         Ok(put(&key.0, into_key))
     });
+    let stream = BufStream::with_capacity(READ_TOGETHER, REQUESTS, stream);
     let mut stream = SslStream::new(Ssl::new(&context.build())?, stream)?;
     Pin::new(&mut stream).connect().await?;
     Ok(stream)

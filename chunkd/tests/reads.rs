@@ -230,7 +230,7 @@ async fn survives(fault: Fault, then: Then) {
 async fn begins(host: &Host, happened: impl Future<Output = ()>) {
     let read = async {
         host.read(0, 4 * MIB).await;
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     tokio::select! { () = happened => {}, () = read => {} }
 }

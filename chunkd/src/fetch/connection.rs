@@ -12,19 +12,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
-use tokio_openssl::SslStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::alive;
 use crate::nbd::client::{Handshake, Next, Part};
 use crate::nbd::{Request, Violation, chunk, command};
-use crate::tls::{self, Key};
+use crate::send::send;
+use crate::tls::{self, Key, Stream};
 
 /// A parent that does not even connect or greet is given up after this; then it is tried again.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-
-type Stream = SslStream<TcpStream>;
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
@@ -123,7 +121,7 @@ impl Connection {
         let mut stream = tls::connect(plain, &endpoint.identity, &endpoint.key).await?;
         let mut output = BytesMut::new();
         handshake.encrypted(&mut output);
-        stream.write_all(&output).await?;
+        send(&mut stream, &mut output).await?;
         match advance(&mut stream, &mut handshake, &mut input).await? {
             Some(size) if size == endpoint.size => Ok((stream, input)),
             Some(found) => Err(Lost::Size { found, wanted: endpoint.size }),
@@ -219,8 +217,7 @@ async fn advance<S: AsyncReadExt + AsyncWriteExt + Unpin>(
     let mut output = BytesMut::new();
     loop {
         let next = handshake.next(input, &mut output)?;
-        stream.write_all(&output).await?;
-        output.clear();
+        send(stream, &mut output).await?;
         match next {
             Next::More if stream.read_buf(input).await? == 0 => return Err(Lost::Ended),
             Next::More => {}
@@ -250,9 +247,7 @@ async fn ask(
                 let entry = Waiting { data, offset: request.offset, answer };
                 waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(request.cookie, entry);
             }
-            let sent = writer.write_all(&output).await;
-            output.clear();
-            sent
+            send(&mut writer, &mut output).await
         };
         let sent = tokio::select! { sent = sent => sent, () = ended.cancelled() => break };
         if let Err(error) = sent {

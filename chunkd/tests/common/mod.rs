@@ -17,12 +17,14 @@ use chunkd::nbd::server::{Handshake, Next, Security};
 use chunkd::nbd::{Errno, Replies, Request, client, command};
 use chunkd::pool::Pool;
 use chunkd::registry::{Event, ImageSpec, ParentSpec, Registry, Secret};
+use chunkd::send::send;
 use chunkd::serve::{Export, Exports};
 use chunkd::tickets::{Claim, ticket};
 use chunkd::tls::{self, Key};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -95,7 +97,7 @@ impl Host {
         let vms = UnixListener::bind(folder.path().join("vms")).unwrap();
         let listeners = [
             tokio::spawn(listen::serve_hosts(socket, tls, registry.clone())),
-            tokio::spawn(listen::serve_vms(vms, registry.clone())),
+            tokio::spawn(serve_vms(vms, registry.clone())),
         ];
         Self { name: name.to_owned(), registry, address, folder, revision: AtomicU64::new(1), listeners }
     }
@@ -193,7 +195,7 @@ impl Client<UnixStream> {
     }
 }
 
-impl Client<tokio_openssl::SslStream<TcpStream>> {
+impl Client<tls::Stream> {
     pub async fn child(host: &Host, child: &str, export: &str) -> std::io::Result<Self> {
         let parent = host.as_parent_of(child);
         let mut handshake = client::Handshake::new(export, true);
@@ -213,8 +215,7 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Client<S> {
     async fn advance(&mut self, handshake: &mut client::Handshake, mut output: BytesMut) -> std::io::Result<()> {
         loop {
             let next = handshake.next(&mut self.input, &mut output).map_err(std::io::Error::other)?;
-            self.stream.write_all(&output).await?;
-            output.clear();
+            send(&mut self.stream, &mut output).await?;
             if next != client::Next::More {
                 return Ok(());
             }
@@ -238,7 +239,7 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Client<S> {
         for &(offset, length) in ranges {
             Request { flags: 0, kind: command::READ, cookie: offset, offset, length }.put(&mut output);
         }
-        self.stream.write_all(&output).await.unwrap();
+        send(&mut self.stream, &mut output).await.unwrap();
     }
 
     /// The next answer: where its range begins, and the data.
@@ -254,6 +255,10 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Client<S> {
         }
         (part.cookie, self.input.split_to(part.length as usize).split_off(8).freeze())
     }
+}
+
+async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
+    listen::serve_vms(listener, &[Handle::current()], registry).await;
 }
 
 /// What a parent does wrong.
@@ -344,12 +349,10 @@ impl Bad {
         let mut handshake = Handshake::new(if self.does(Fault::NoTls) { Security::Plain } else { Security::Required });
         let (mut input, mut output) = (BytesMut::new(), BytesMut::new());
         Handshake::greet(&mut output);
-        plain.write_all(&output).await?;
-        output.clear();
+        send(&mut plain, &mut output).await?;
         loop {
             let next = handshake.next(&mut input, &mut output).map_err(std::io::Error::other)?;
-            plain.write_all(&output).await?;
-            output.clear();
+            send(&mut plain, &mut output).await?;
             match next {
                 Next::StartTls => break,
                 Next::More if plain.read_buf(&mut input).await? > 0 => {}
@@ -372,8 +375,7 @@ impl Bad {
                 }
                 next => (next, false),
             };
-            stream.write_all(&output).await?;
-            output.clear();
+            send(&mut stream, &mut output).await?;
             match next {
                 Next::Ready(_, replies) => return self.answer(stream, input, data, manifest, replies).await,
                 Next::More if asked || stream.read_buf(&mut input).await? > 0 => {}
@@ -431,11 +433,11 @@ impl Bad {
             }
             if self.does(Fault::CutsInHalf) {
                 answer.truncate(answer.len() / 2);
-                stream.write_all(&answer).await?;
+                send(&mut stream, &mut answer).await?;
                 return Ok(());
             }
             self.busy.fetch_sub(1, Ordering::SeqCst);
-            stream.write_all(&answer).await?;
+            send(&mut stream, &mut answer).await?;
             if self.does(Fault::StallsAfterHeader) {
                 sleep(Duration::from_secs(3600)).await;
             }
