@@ -12,9 +12,12 @@ import ipaddress
 import json
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab import wire
 from lab.errors import CommandFailed, LabError, Leftovers, NoNetwork
 from lab.process import kill_and_wait
 from lab.running import Running
@@ -33,8 +36,6 @@ BURST = 128 << 10
 """Bytes that a link may send at once: more than the largest packet that the kernel hands down, 64 KiB."""
 QUEUE = 0.01
 """Seconds of a link's rate that wait for it, as in a small switch. What comes then is lost."""
-DELAYED_PACKETS = 10_000
-"""More than are ever on their way. What waits for the rate waits elsewhere."""
 CLONE_NEWNET = 0x40000000  # sched.h
 
 
@@ -48,12 +49,14 @@ class Network(Running):
     def __init__(self, names: Sequence[str], *, rate: int = GIGABIT, round_trip: float = 0.0) -> None:
         """Nothing is made yet. ``rate``: bits a second of each link, each way.
 
-        ``round_trip``: seconds that the links add from one host to another and back. 0 needs no kernel module netem.
+        ``round_trip``: seconds that the links add from one host to another and back.
         """
         self._addresses = {name: str(ADDRESSES[number]) for number, name in enumerate(names, start=2)}
         self._rate, self._round_trip = rate, round_trip
         self._outside: int | None = None
         """The namespace in which the calling thread was."""
+        self._ends: list[int] = []
+        self._wires: subprocess.Popen[bytes] | None = None
 
     def __str__(self) -> str:
         """What it is, for people."""
@@ -83,6 +86,8 @@ class Network(Running):
             self._make_switch()
             for number, name in enumerate(self._addresses):
                 self._make_host(name, f"port{number}")
+            if self._round_trip:
+                self._start_wires()
             self._outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             with (NAMED / _namespace(SWITCH)).open("rb") as switch:
                 _move_thread(switch.fileno())
@@ -99,22 +104,26 @@ class Network(Running):
 
     def _make_host(self, name: str, port: str) -> None:
         switch, namespace = _namespace(SWITCH), _add_namespace(name)
-        _ip(switch, "link", "add", port, "type", "veth", "peer", "name", LINK, "netns", namespace)
+        if self._round_trip:
+            self._ends += [_open_end(switch, port), _open_end(namespace, LINK)]
+        else:
+            _ip(switch, "link", "add", port, "type", "veth", "peer", "name", LINK, "netns", namespace)
         _ip(switch, "link", "set", port, "master", SWITCH, "up")
         _ip(namespace, "address", "add", f"{self.address(name)}/{ADDRESSES.prefixlen}", "dev", LINK)
         _ip(namespace, "link", "set", LINK, "up")
         self._shape(namespace, LINK)
         self._shape(switch, port)
 
+    def _start_wires(self) -> None:
+        """From host to host and back a packet passes four wires."""
+        pairs = [f"{first}:{second}" for first, second in zip(self._ends[::2], self._ends[1::2], strict=True)]
+        argv = [sys.executable, wire.__file__, str(self._round_trip / 4), *pairs]
+        self._wires = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=self._ends)
+
     def _shape(self, namespace: str, device: str) -> None:
-        """Limit and delay what a device sends. From host to host and back a packet passes four such devices."""
+        """Limit what a device sends."""
         rate = ["tbf", "rate", f"{self._rate}bit", "burst", str(BURST), "latency", f"{QUEUE * 1000:g}ms"]
-        if not self._round_trip:
-            _qdisc(namespace, device, "root", *rate)
-            return
-        delay = f"{self._round_trip / 4 * 1e6:.0f}us"
-        _qdisc(namespace, device, "root", "handle", "1:", "netem", "delay", delay, "limit", str(DELAYED_PACKETS))
-        _qdisc(namespace, device, "parent", "1:1", *rate)
+        run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *rate])
 
     def stop(self) -> None:
         """Bring the calling thread back and remove all. Raises Leftovers."""
@@ -122,6 +131,11 @@ class Network(Running):
             _move_thread(self._outside)
             os.close(self._outside)
             self._outside = None
+        if self._wires is not None:
+            self._wires.communicate()
+            self._wires = None
+        while self._ends:
+            os.close(self._ends.pop())
         remove_namespaces(sorted(NAMED.glob(_namespace("*"))))
 
 
@@ -170,8 +184,14 @@ def _ip(namespace: str, *words: str) -> None:
     run(["ip", "-n", namespace, *words])
 
 
-def _qdisc(namespace: str, device: str, *words: str) -> None:
-    run(["tc", "-n", namespace, "qdisc", "add", "dev", device, *words])
+def _open_end(namespace: str, device: str) -> int:
+    """An end of a wire in a namespace. Raises OSError."""
+    with (NAMED / namespace).open("rb") as there, Path("/proc/thread-self/ns/net").open("rb") as here:
+        _move_thread(there.fileno())
+        try:
+            return wire.open_end(device)
+        finally:
+            _move_thread(here.fileno())
 
 
 def _move_thread(namespace: int) -> None:

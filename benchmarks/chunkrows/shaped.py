@@ -48,22 +48,18 @@ class Link:
 
 
 def measure(job: Job) -> list[Line]:
-    """Lines for both links. Where links cannot answer late they are measured without that, and meet no bar."""
+    """Lines for both links."""
     with boots.recorded(job) as boot:
         local = percentile([local_boot(boot) for _ in range(job.scale.rounds)], 50)
         say(f"local file: {local:.2f} s")
         try:
-            return _lines(job, boot, local, ROUND_TRIP)
+            return _lines(job, boot, local)
         except NoNetwork as error:
-            late = not_measured(f"one boot on links that answer {ROUND_TRIP * 1000:g} ms late", "see below", error)
-        try:
-            return [late, *(Line(line.what, line.bar, line.measured) for line in _lines(job, boot, local, 0.0))]
-        except NoNetwork as error:
-            return [late, not_measured("one boot on slow links", "see above", error)]
+            return [not_measured("one boot on slow links", f"{COLD_BAR}", error)]
 
 
-def _lines(job: Job, boot: Boot, local: float, round_trip: float) -> list[Line]:
-    fast, slow = Link(GIGABIT, round_trip), Link(GIGABIT // 10, round_trip)
+def _lines(job: Job, boot: Boot, local: float) -> list[Line]:
+    fast, slow = Link(GIGABIT, ROUND_TRIP), Link(GIGABIT // 10, ROUND_TRIP)
     levels = job.scale.levels_apart
     plain, filled = (_median(job, boot, levels, fast, prefetch=prefetch) for prefetch in (False, True))
     slow_plain, slow_filled = (_median(job, boot, 1, slow, prefetch=prefetch) for prefetch in (False, True))
