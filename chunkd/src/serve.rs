@@ -417,6 +417,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     async fn answer(&mut self, request: &Request, answer: Result<Answer, Failed>) -> io::Result<()> {
         self.awaited -= weight(request);
         match answer {
+            Ok(Answer::Data(data)) if self.replies.structured && matches!(self.export, Export::Manifest(_)) => {
+                let begin = self.output.len();
+                self.replies.sparse(&mut self.output, request, &data); // most names of a sparse image are those of zeros
+                self.pay(begin, self.output.len() - begin).await?;
+                self.flush_if_full().await?;
+            }
             Ok(Answer::Data(data)) => {
                 self.replies.data(&mut self.output, request);
                 self.put(&data).await?;

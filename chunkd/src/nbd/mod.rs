@@ -201,6 +201,13 @@ pub struct Extent {
     pub bits: u32,
 }
 
+/// Zeros are left out of a sparse answer in units of so many bytes.
+const HOLE: usize = 512;
+
+fn is_zero(part: &[u8]) -> bool {
+    part.iter().all(|&byte| byte == 0)
+}
+
 /// How answers are written: as the client has asked for in the handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replies {
@@ -218,6 +225,29 @@ impl Replies {
             output.put_u32(SIMPLE_REPLY_MAGIC);
             output.put_u32(0);
             output.put_u64(request.cookie);
+        }
+    }
+
+    /// The whole answer to a read, without zeros: for a client that knows structured replies.
+    pub fn sparse(self, output: &mut BytesMut, request: &Request, data: &[u8]) {
+        let (mut rest, mut offset) = (data, request.offset);
+        while !rest.is_empty() {
+            let is_hole = rest.chunks(HOLE).next().is_some_and(is_zero);
+            let length = rest.chunks(HOLE).take_while(|part| is_zero(part) == is_hole).map(<[u8]>::len).sum();
+            let (part, after) = rest.split_at(length);
+            rest = after;
+            let (flags, length) =
+                (if rest.is_empty() { chunk::DONE } else { 0 }, u32::try_from(length).unwrap_or(u32::MAX));
+            if is_hole {
+                self.chunk(output, flags, chunk::OFFSET_HOLE, request.cookie, 12);
+                output.put_u64(offset);
+                output.put_u32(length);
+            } else {
+                self.chunk(output, flags, chunk::OFFSET_DATA, request.cookie, 8 + length);
+                output.put_u64(offset);
+                output.put_slice(part);
+            }
+            offset += u64::from(length);
         }
     }
 

@@ -1,10 +1,10 @@
 //! Both sides of the handshake against each other, and against noise.
 
-use bytes::{BufMut, BytesMut};
+use bytes::{Buf, BufMut, BytesMut};
 use proptest::prelude::*;
 
 use super::server::{Next, Security};
-use super::{MOST_READ, Replies, Request, Violation, client, command, option, server};
+use super::{MOST_READ, Replies, Request, Violation, chunk, client, command, option, server};
 
 const SIZE: u64 = 5 << 30;
 
@@ -199,8 +199,43 @@ fn a_range_beyond_the_end_is_none() {
     assert!(beyond.iter().all(Option::is_none));
 }
 
+/// A sparse answer with these data, and the data that are read from it.
+fn sparse(data: &[u8]) -> (usize, Vec<u8>) {
+    let request = Request { flags: 0, kind: command::READ, cookie: 3, offset: 1 << 40, length: 0 };
+    let mut output = BytesMut::new();
+    Replies { structured: true, allocation: false }.sparse(&mut output, &request, data);
+    let (sent, mut read) = (output.len(), Vec::new());
+    loop {
+        let part = client::Part::take(&mut output).unwrap().unwrap();
+        assert_eq!((3, request.offset + read.len() as u64), (part.cookie, output.get_u64()));
+        match part.kind {
+            chunk::OFFSET_HOLE => read.resize(read.len() + output.get_u32() as usize, 0),
+            kind => {
+                assert_eq!(chunk::OFFSET_DATA, kind);
+                read.extend(output.split_to(part.length as usize - 8));
+            }
+        }
+        if part.last {
+            assert!(output.is_empty());
+            return (sent, read);
+        }
+    }
+}
+
+#[test]
+fn zeros_of_a_sparse_answer_do_not_travel() {
+    let (sent, _) = sparse(&[vec![0; 60_000], vec![1; 600], vec![0; 60_000]].concat());
+    assert!(sent < 2000, "{sent} bytes");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if std::env::var_os("WHOLE").is_some() { 1_000_000 } else { 2_000 }))]
+
+    #[test]
+    fn a_sparse_answer_has_all_of_the_data(runs in prop::collection::vec((0u8..2, 1usize..3000), 1..8)) {
+        let data: Vec<u8> = runs.into_iter().flat_map(|(byte, length)| vec![byte; length]).collect();
+        prop_assert_eq!(&data, &sparse(&data).1);
+    }
 
     /// However the bytes come, and whatever they are: no panic, and no more memory than one option.
     #[test]
