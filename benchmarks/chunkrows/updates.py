@@ -79,9 +79,9 @@ def _layers(made: Stores, origin: Store, host: Store, below: Path, scale: Scale)
 
 
 def _read_ratio(host: Store, one: Image, many: Image, rounds: int) -> float:
-    """Times that a whole warm read of ``many`` takes, in turn with ``one``; median of the rounds."""
+    """Times that a whole warm read of ``many`` takes, in turn with ``one``; median of three times the rounds."""
     ratios = []
-    for _ in range(max(3, rounds)):
+    for _ in range(3 * rounds):
         seconds = [_seconds(host, image) for image in (one, many)]
         ratios.append(seconds[1] / seconds[0])
     return percentile(ratios, 50)
