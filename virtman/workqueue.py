@@ -4,7 +4,8 @@ A key names something that is kept in order: an image, a VM. Whoever notices tha
 key wakes the key, or asks for a job. ``plan`` compares what should be with what is, and gives the next job, or nothing.
 So a job is never lost: a failed job is still to be done, and is tried again after a pause. The pause grows, and is
 partly random, so that hosts that failed together do not come back together. A job that is done again and again gets
-the same pauses: a process that dies each time it is started, say.
+the same pauses: a process that dies each time it is started, say. What was in order for longer than twice the pause
+is done at once: a process that is killed now and then.
 
 Each kind of job has its own threads (``Pool``), so that no job waits for another kind: a Volt that does not answer
 delays no restart of a dead process.
@@ -33,7 +34,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 300.0
 """Seconds after the first failure in a row, and at most: each pause is twice as long, less a random part of a half."""
 
 CALM = 60.0
-"""Seconds after which a job that is done once more is no repetition."""
+"""Seconds after which nothing is known of a key that is in order."""
 
 REPEATED = 5
 """Repetitions in a row after which ``troubles`` tells of them."""
@@ -99,6 +100,8 @@ class _Entry:
     """In a row."""
     repeats: int = 0
     """In a row: a job that nobody asked for succeeded, and was still to be done."""
+    began: float = 0.0
+    """When a job last began."""
     done: str = ""
     done_at: float = float("-inf")
     """The job that succeeded last, and when."""
@@ -286,7 +289,7 @@ class WorkQueue:
     def _do(self, key: str) -> bool:
         with self._changed:
             entry = self._entries[key]
-            entry.running, job = True, entry.job or _NO_PLAN
+            entry.running, job, entry.began = True, entry.job or _NO_PLAN, self._clock()
             if job.what in entry.asked:
                 entry.asked[job.what] = False
         return self._note_end(key, job, _run(key, job))
@@ -312,7 +315,7 @@ class WorkQueue:
             del entry.asked[job.what]
         if job.on_demand:
             return ""
-        repeated = job.what == entry.done and now - entry.done_at <= CALM
+        repeated = job.what == entry.done and entry.began - entry.done_at <= 2 * _longest(max(1, entry.repeats))
         entry.repeats = entry.repeats + 1 if repeated else 0
         entry.done, entry.done_at = job.what, now
         if entry.repeats:
@@ -322,8 +325,12 @@ class WorkQueue:
         return f"{job.what}: done {entry.repeats + 1} times, and it is still to be done"
 
     def _pause(self, times: int) -> float:
-        pause: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(times - 1, 30))
-        return pause * (1 - self._chance() / 2)
+        return _longest(times) * (1 - self._chance() / 2)
+
+
+def _longest(times: int) -> float:
+    """The most seconds of the pause after so many failures, or repetitions, in a row."""
+    return float(min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(times - 1, 30)))
 
 
 _NO_PLAN = Job("plan", lambda: None)

@@ -1,4 +1,4 @@
-"""The process of the chunk store: started, found again, watched, and started again when it dies.
+"""The process of the chunk store: started, found again, and watched.
 
 The agent binds the sockets and hands them over (sd_listen_fds(3)). So clients that come while the process starts wait
 in the kernel, and a process that dies is a reconnect for them, not a refusal.
@@ -22,7 +22,7 @@ from typing import Any
 from drivers.base import Place
 from drivers.chunkstore.control import ANSWER, Control, StoreDown
 from drivers.chunkstore.program import program
-from drivers.errors import DriverError, HostFailed
+from drivers.errors import HostFailed
 from drivers.host import daemon
 from drivers.host.durable import write_atomically
 from drivers.host.retry import until
@@ -47,7 +47,7 @@ _IP_FREEBIND = 15
 class Process:
     """``began`` tells the process what it has to know, also if this agent has found it running.
 
-    ``died`` is called when the process has died unasked, after it was started again. It has to return at once.
+    ``died`` is called when the process has died unasked, and has to return at once. The next ``ensure`` starts another.
     """
 
     def __init__(self, place: Place, began: Callable[[], None], died: Callable[[], None]) -> None:
@@ -226,15 +226,10 @@ class Process:
             if watched is not None and watched.ended() and self._daemon is not None:  # nobody has asked it to end
                 said = daemon.last_lines(self._log_file) or "it said nothing"
                 log.warning("the chunk store %s: %s", watched.ending(), said)
-                self._restart()
-
-    def _restart(self) -> None:
-        """Start the process again. If that fails the next ``ensure`` tries, for each image that is to be served."""
-        try:
-            self.ensure()
-        except (DriverError, OSError) as error:
-            log.error("the chunk store does not start again: %s", error)
-        self._died()
+                with self._lock:
+                    if self._daemon is watched:
+                        self._end()
+                self._died()
 
 
 def _unix(path: Path, mode: int) -> socket.socket:

@@ -261,13 +261,19 @@ class FailureTest(WorkQueueTest):
         self.wake_and_wait("a")
         self.assertEqual((3 * REPEATED, {}), (work.done, self.queue.troubles()))
 
-    def test_after_a_calm_time_it_is_no_repetition(self) -> None:
-        self.give("a", None, None)
-        self.wake_and_wait("a")
-        self.pass_time(CALM + 1)
-        work = self.give("a", None, None)
-        self.wake_and_wait("a")
-        self.assertEqual(2, work.done)
+    def test_what_was_in_order_for_longer_than_twice_the_pause_is_no_repetition(self) -> None:
+        for repeats in (0, 3):
+            key = f"a-{repeats}"
+            self.give(key, *[None] * (1 + repeats))
+            self.wake_and_wait(key)
+            for number in range(repeats):
+                self.pass_time(FIRST_PAUSE * 2**number, key)
+            self.clock.advance(2 * FIRST_PAUSE * 2 ** max(0, repeats - 1) + 0.1)
+            for _ in range(3):
+                work = self.give(key, None)
+                self.wake_and_wait(key)
+                self.assertEqual(1, work.done)
+                self.clock.advance(2 * FIRST_PAUSE + 0.1)
 
 
 class AskTest(WorkQueueTest):
