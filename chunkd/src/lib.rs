@@ -14,6 +14,7 @@ pub mod image;
 pub mod kept;
 pub mod limits;
 pub mod listen;
+pub mod loops;
 pub mod manifest;
 pub mod nbd;
 mod nowait;

@@ -9,7 +9,6 @@ use openssl::ssl::SslContext;
 use rustix::net::sockopt;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -27,13 +26,12 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Bytes that may wait in the kernel for a program of this host. Without `CAP_NET_ADMIN`, at most `net.core.wmem_max`.
 const SENT_AHEAD: usize = 2 << 20;
 
-/// Serves programs of this host, without an end. Each has one of the event loops, which have one thread each: a read of what
-/// is here wakes up no other one.
-pub async fn serve_vms(listener: UnixListener, loops: &[Handle], registry: Arc<Registry>) {
-    for event_loop in loops.iter().cycle() {
+/// Serves programs of this host, without an end.
+pub async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
+    loop {
         match listener.accept().await.and_then(|(stream, _)| stream.into_std()) {
             Ok(stream) => {
-                event_loop.spawn(log_end("a program of this host", serve_vm(stream, registry.clone())));
+                registry.loops.next().spawn(log_end("a program of this host", serve_vm(stream, registry.clone())));
             }
             Err(error) => wait_for_room(&error).await,
         }
@@ -51,13 +49,14 @@ pub async fn serve_hosts(listener: TcpListener, tls: SslContext, registry: Arc<R
         let accepted = tokio::select! {
             biased; // no host gets in after the limit has sunk
             () = room.full() => continue,
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept() => accepted.and_then(|(stream, _)| stream.into_std()),
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok(stream) => {
                 let place = Place::take(registry.limits.clone());
                 let (tls, registry) = (tls.clone(), registry.clone());
-                tokio::spawn(async move {
+                let event_loop = registry.loops.next();
+                event_loop.spawn(async move {
                     log_end("a host", serve_host(stream, tls, registry)).await;
                     drop(place);
                 });
@@ -103,7 +102,8 @@ async fn serve_vm(stream: std::os::unix::net::UnixStream, registry: Arc<Registry
     }
 }
 
-async fn serve_host(mut plain: TcpStream, tls: SslContext, registry: Arc<Registry>) -> Result<(), Ended> {
+async fn serve_host(stream: std::net::TcpStream, tls: SslContext, registry: Arc<Registry>) -> Result<(), Ended> {
+    let mut plain = TcpStream::from_std(stream)?;
     alive::watch(&plain)?;
     let mut input = BytesMut::new();
     let mut handshake = Handshake::new(Security::Required);

@@ -1,22 +1,22 @@
 //! The chunk store of `VirtMan`: one process per host that keeps, verifies and serves the chunks of images.
 
 use std::error::Error;
-use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::Parser;
 use listenfd::ListenFd;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::runtime::{self, Handle, Runtime};
+use tokio::runtime::{self, Runtime};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use chunkd::loops::Loops;
 use chunkd::pool::Pool;
 use chunkd::registry::Registry;
 use chunkd::{control, listen};
@@ -79,7 +79,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let sockets = Sockets::of(&options)?;
     std::fs::create_dir_all(&options.manifests)?;
-    let registry = Arc::new(Registry::new(options.manifests, Arc::new(Pool::default())));
+    let loops = Loops::start(available_parallelism()?.get())?;
+    let registry = Arc::new(Registry::new(options.manifests, Arc::new(Pool::default()), Arc::new(loops)));
     let runtime = runtime::Builder::new_multi_thread().enable_all().build()?;
     let address = sockets.hosts.local_addr()?;
     serve(&runtime, sockets.vms, sockets.hosts, &registry)?;
@@ -94,23 +95,11 @@ fn serve(
     registry: &Arc<Registry>,
 ) -> Result<(), Box<dyn Error>> {
     let _entered = runtime.enter();
-    let (vms, loops, known) = (tokio::net::UnixListener::from_std(vms)?, event_loops()?, registry.clone());
-    runtime.spawn(async move { listen::serve_vms(vms, &loops, known).await });
+    runtime.spawn(listen::serve_vms(tokio::net::UnixListener::from_std(vms)?, registry.clone()));
     let tls = listen::tls_of(registry)?;
     runtime.spawn(listen::serve_hosts(tokio::net::TcpListener::from_std(hosts)?, tls, registry.clone()));
     runtime.spawn(tend(registry.clone()));
     Ok(())
-}
-
-/// Event loops of one thread each, as many as there are processors.
-fn event_loops() -> io::Result<Vec<Handle>> {
-    let event_loop = |_| {
-        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        thread::Builder::new().name("vms".to_owned()).spawn(move || runtime.block_on(pending::<()>()))?;
-        Ok(handle)
-    };
-    (0..thread::available_parallelism()?.get()).map(event_loop).collect()
 }
 
 /// Ends pins, and gives space back to VMs' disks, without an end.

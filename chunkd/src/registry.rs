@@ -15,9 +15,10 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{Endpoint, Fault, Left, Parent, Use};
-use crate::image::Image;
+use crate::image::{Image, Shared};
 use crate::kept::{Kept, Notes};
 use crate::limits::Limits;
+use crate::loops::Loops;
 use crate::manifest::{LARGEST, Layout, unhex};
 use crate::pool::Pool;
 use crate::serve::{Export, Exports};
@@ -132,6 +133,7 @@ struct Tables {
 
 /// All images of this host.
 pub struct Registry {
+    pub loops: Arc<Loops>,
     tables: Mutex<Tables>,
     notes: Notes,
     pub pool: Arc<Pool>,
@@ -144,8 +146,9 @@ pub struct Registry {
 impl Registry {
     /// `manifests`: the folder of the manifests.
     #[must_use]
-    pub fn new(manifests: PathBuf, pool: Arc<Pool>) -> Self {
+    pub fn new(manifests: PathBuf, pool: Arc<Pool>, loops: Arc<Loops>) -> Self {
         Self {
+            loops,
             tables: Mutex::default(),
             notes: Notes { folder: manifests },
             pool,
@@ -196,8 +199,8 @@ impl Registry {
             return Err(Refused::Invalid(format!("the manifest of image {} is damaged: publish it again", spec.name)));
         }
         let (left, lost) = mpsc::unbounded_channel();
-        let (pool, limits) = (self.pool.clone(), self.limits.clone());
-        let image = Arc::new(Image::new(spec.key.clone(), spec.size, content, manifest, pool, left, limits));
+        let shared = Shared { pool: self.pool.clone(), limits: self.limits.clone(), loops: self.loops.clone() };
+        let image = Arc::new(Image::new(spec.key.clone(), spec.size, content, manifest, left, shared));
         tokio::spawn(tell(spec.name.clone(), lost, self.events.clone()));
         let served =
             Served { image: image.clone(), size: spec.size, digest: spec.digest.clone(), mark: spec.mark.clone() };
@@ -480,7 +483,7 @@ mod tests {
     const CHILD: &str = "image/one/1";
 
     fn registry() -> Arc<Registry> {
-        Arc::new(Registry::new(PathBuf::new(), Arc::default()))
+        Arc::new(Registry::new(PathBuf::new(), Arc::default(), Arc::default()))
     }
 
     fn admit(registry: &Registry, revision: u64, child: &str, new: bool) {

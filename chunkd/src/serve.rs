@@ -462,6 +462,7 @@ mod tests {
     use tokio::io::{DuplexStream, duplex};
 
     use super::*;
+    use crate::image::Shared;
     use crate::nbd::client;
     use crate::nbd::option;
     use crate::nbd::server::Security;
@@ -481,7 +482,7 @@ mod tests {
 
         fn serve(&self) {
             let (left, _) = mpsc::unbounded_channel();
-            let image = Image::new("key".to_owned(), SIZE, None, None, Arc::default(), left, Arc::default());
+            let image = Image::new("key".to_owned(), SIZE, None, None, left, Shared::default());
             *self.image.lock().unwrap() = Some(Export::Image(Arc::new(image)));
             self.news.send_replace(());
         }

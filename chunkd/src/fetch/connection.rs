@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -66,6 +67,9 @@ struct Waiting {
     answer: oneshot::Sender<Result<Bytes, Lost>>,
 }
 
+/// To have another thread ask and answer takes as long as so many requests of this one.
+const WAKE_UP: usize = 2;
+
 type Table = Arc<Mutex<HashMap<u64, Waiting>>>;
 
 /// A connection that is ready for requests. It ends when this is dropped.
@@ -75,6 +79,8 @@ pub struct Connection {
     ended: CancellationToken,
     heard: Arc<AtomicU64>,
     began: Instant,
+    /// Of its event loop.
+    thread: ThreadId,
     next: AtomicU64,
     /// Requests that wait, and since when there are any.
     in_flight: Mutex<(usize, Instant)>,
@@ -93,6 +99,7 @@ impl Connection {
             ended: CancellationToken::new(),
             heard: Arc::default(),
             began: Instant::now(),
+            thread: thread::current().id(),
             next: AtomicU64::new(1),
             in_flight: Mutex::new((0, Instant::now())),
             tasks: TaskTracker::new(),
@@ -164,6 +171,12 @@ impl Connection {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// How long an answer would take, in requests: those that wait, and a wake-up if another thread has the connection.
+    #[must_use]
+    pub fn cost(&self) -> usize {
+        self.in_flight() + if self.thread == thread::current().id() { 0 } else { WAKE_UP }
     }
 
     /// How long nothing has been heard while a request waited.

@@ -19,6 +19,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use crate::loops::Loops;
 pub use connection::Endpoint;
 pub use route::Route;
 
@@ -98,6 +99,7 @@ pub struct Upstream {
     changed: Arc<Notify>,
     closed: CancellationToken,
     left: mpsc::UnboundedSender<Left>,
+    loops: Arc<Loops>,
     requests: AtomicU64,
     hedges: AtomicI64,
 }
@@ -105,13 +107,19 @@ pub struct Upstream {
 impl Upstream {
     /// Without parents reads wait. `left` hears of each parent that is left.
     #[must_use]
-    pub fn new(connections: usize, closed: CancellationToken, left: mpsc::UnboundedSender<Left>) -> Self {
+    pub fn new(
+        connections: usize,
+        closed: CancellationToken,
+        left: mpsc::UnboundedSender<Left>,
+        loops: Arc<Loops>,
+    ) -> Self {
         Self {
             routes: Mutex::default(),
             connections,
             changed: Arc::default(),
             closed,
             left,
+            loops,
             requests: AtomicU64::new(0),
             hedges: AtomicI64::new(ANSWERS_PER_HEDGE),
         }
@@ -129,7 +137,13 @@ impl Upstream {
                         route.renew(parent.endpoint);
                         return route.clone();
                     }
-                    Route::start(parent, self.changed.clone(), self.closed.child_token(), self.left.clone())
+                    Route::start(
+                        parent,
+                        self.changed.clone(),
+                        self.closed.child_token(),
+                        self.left.clone(),
+                        self.loops.clone(),
+                    )
                 })
                 .collect();
             let kept = |old: &Arc<Route>| routes.iter().any(|route| Arc::ptr_eq(route, old));

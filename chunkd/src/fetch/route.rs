@@ -7,9 +7,11 @@ use bytes::Bytes;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::{Connection, Endpoint, Lost};
 use super::{Fault, HUNG, Left, Parent};
+use crate::loops::Loops;
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(2);
@@ -40,6 +42,7 @@ pub struct Route {
     changed: Arc<Notify>,
     closed: CancellationToken,
     left: mpsc::UnboundedSender<Left>,
+    loops: Arc<Loops>,
 }
 
 #[derive(Debug, Default)]
@@ -63,8 +66,9 @@ impl Route {
         changed: Arc<Notify>,
         closed: CancellationToken,
         left: mpsc::UnboundedSender<Left>,
+        loops: Arc<Loops>,
     ) -> Arc<Self> {
-        let route = Arc::new(Self::new(parent, changed, closed, left));
+        let route = Arc::new(Self::new(parent, changed, closed, left, loops));
         let kept = route.clone();
         tokio::spawn(async move {
             tokio::select! {
@@ -76,10 +80,16 @@ impl Route {
         route
     }
 
-    fn new(parent: Parent, changed: Arc<Notify>, closed: CancellationToken, left: mpsc::UnboundedSender<Left>) -> Self {
+    fn new(
+        parent: Parent,
+        changed: Arc<Notify>,
+        closed: CancellationToken,
+        left: mpsc::UnboundedSender<Left>,
+        loops: Arc<Loops>,
+    ) -> Self {
         let (wanted, away) = (watch::Sender::new(0), watch::Sender::new(false));
         let endpoint = Mutex::new(parent.endpoint.clone());
-        Self { parent, endpoint, state: Mutex::default(), wanted, away, changed, closed, left }
+        Self { parent, endpoint, state: Mutex::default(), wanted, away, changed, closed, left, loops }
     }
 
     /// Connects with a newer ticket from now on. Connections that live go on.
@@ -191,7 +201,7 @@ impl Route {
         let least = {
             let state = self.state();
             let live = state.connections.iter().filter(|connection| !connection.ended());
-            live.min_by_key(|connection| connection.in_flight()).cloned().ok_or(Lost::Ended)?
+            live.min_by_key(|connection| connection.cost()).cloned().ok_or(Lost::Ended)?
         };
         let data = least.read(offset, length).await?;
         self.note(begun.elapsed());
@@ -231,6 +241,13 @@ impl State {
     }
 }
 
+/// A connection on the next event loop.
+async fn open(route: &Route) -> Result<Connection, Lost> {
+    let endpoint = route.endpoint();
+    let opening = route.loops.next().spawn(async move { Connection::open(&endpoint).await });
+    AbortOnDropHandle::new(opening).await.unwrap_or(Err(Lost::Ended))
+}
+
 /// Has as many connections as are wanted, without an end.
 async fn keep_connected(route: &Route) {
     let mut wanted = route.wanted.subscribe();
@@ -243,7 +260,7 @@ async fn keep_connected(route: &Route) {
             tokio::select! { () = any_ends(&live) => {}, _ = wanted.changed() => {} }
             continue;
         }
-        match Connection::open(&route.endpoint()).await {
+        match open(route).await {
             Ok(connection) => {
                 retry = FIRST_RETRY;
                 route.state().connections.push(Arc::new(connection));
@@ -300,7 +317,7 @@ mod tests {
             size: 512,
         };
         let parent = Parent { host: "parent".to_owned(), endpoint };
-        (Route::new(parent, Arc::default(), CancellationToken::new(), left), heard)
+        (Route::new(parent, Arc::default(), CancellationToken::new(), left, Arc::default()), heard)
     }
 
     fn faults(heard: &mut mpsc::UnboundedReceiver<Left>) -> Vec<Fault> {

@@ -22,6 +22,7 @@ use fill::Filling;
 use crate::fetch::{Answer, Closed, Fault, Left, Upstream};
 use crate::kept::names;
 use crate::limits::Limits;
+use crate::loops::Loops;
 use crate::manifest::{CHUNK, Manifest, Name, PAGE, chunk_of, to_usize};
 use crate::nbd::{Extent, extent};
 use crate::nowait;
@@ -63,6 +64,14 @@ enum Part {
     Zeros,
     Kept(JoinHandle<Option<Bytes>>),
     Coming(Flight),
+}
+
+/// What all images of a host share.
+#[derive(Clone, Debug, Default)]
+pub struct Shared {
+    pub pool: Arc<Pool>,
+    pub limits: Arc<Limits>,
+    pub loops: Arc<Loops>,
 }
 
 #[derive(Debug)]
@@ -125,10 +134,10 @@ impl Image {
         size: u64,
         content: Option<File>,
         manifest: Option<Manifest>,
-        pool: Arc<Pool>,
         left: mpsc::UnboundedSender<Left>,
-        limits: Arc<Limits>,
+        shared: Shared,
     ) -> Self {
+        let Shared { pool, limits, loops } = shared;
         let closed = CancellationToken::new();
         let pages = chunk_of(size - 1) / PAGE + 1;
         Self {
@@ -136,8 +145,8 @@ impl Image {
             size,
             content,
             manifest,
-            parents: Upstream::new(CONNECTIONS, closed.clone(), left.clone()),
-            manifest_parents: Upstream::new(1, closed.clone(), left),
+            parents: Upstream::new(CONNECTIONS, closed.clone(), left.clone(), loops.clone()),
+            manifest_parents: Upstream::new(1, closed.clone(), left, loops),
             pool,
             limits,
             places: (0..pages).map(|_| OnceLock::new()).collect(),
@@ -533,14 +542,15 @@ mod tests {
 
     /// A pool, and an image of `CHUNKS` chunks whose list of pages is known, and its page.
     fn scene(folder: &std::path::Path) -> (Arc<Pool>, Image, Vec<u8>) {
-        let pool = Arc::new(Pool::default());
+        let shared = Shared::default();
+        let pool = shared.pool.clone();
         pool.add(&folder.join("pool"), 4 << 20, 0, true).unwrap();
         let page: Vec<u8> = (1..=CHUNKS).flat_map(|number| Name::of_chunk(&chunk(number)).0).collect();
         let (list, size) = (Name::of_page(&page).0, u64::from(CHUNKS) * CHUNK);
         let manifest = Manifest::open(&folder.join("manifest"), digest(size, &list), size).unwrap();
         manifest.put_list(&list, false).unwrap();
         let (left, _) = mpsc::unbounded_channel();
-        (pool.clone(), Image::new("key".to_owned(), size, None, Some(manifest), pool, left, Arc::default()), page)
+        (pool, Image::new("key".to_owned(), size, None, Some(manifest), left, shared), page)
     }
 
     fn keep(pool: &Pool, number: u32) {

@@ -24,7 +24,6 @@ use chunkd::tls::{self, Key};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -97,7 +96,7 @@ impl Host {
         let vms = UnixListener::bind(folder.path().join("vms")).unwrap();
         let listeners = [
             tokio::spawn(listen::serve_hosts(socket, tls, registry.clone())),
-            tokio::spawn(serve_vms(vms, registry.clone())),
+            tokio::spawn(listen::serve_vms(vms, registry.clone())),
         ];
         Self { name: name.to_owned(), registry, address, folder, revision: AtomicU64::new(1), listeners }
     }
@@ -156,7 +155,7 @@ pub fn registry(folder: &Path) -> Arc<Registry> {
     std::fs::create_dir_all(&manifests).unwrap();
     let pool = Pool::default();
     pool.add(&folder.join("pool"), 256 << 20, 0, true).unwrap();
-    Arc::new(Registry::new(manifests, Arc::new(pool)))
+    Arc::new(Registry::new(manifests, Arc::new(pool), Arc::default()))
 }
 
 pub fn spec(content: &Content, parents: Vec<ParentSpec>) -> ImageSpec {
@@ -255,10 +254,6 @@ impl<S: AsyncReadExt + AsyncWriteExt + Unpin> Client<S> {
         }
         (part.cookie, self.input.split_to(part.length as usize).split_off(8).freeze())
     }
-}
-
-async fn serve_vms(listener: UnixListener, registry: Arc<Registry>) {
-    listen::serve_vms(listener, &[Handle::current()], registry).await;
 }
 
 /// What a parent does wrong.
