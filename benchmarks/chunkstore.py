@@ -19,9 +19,9 @@ from benchmarks.chunkrows.scale import FULL, QUICK, Job
 from benchmarks.chunkrows.table import COLUMNS, Line, markdown, put_between_marks
 from benchmarks.chunkrows.versions import CHECKED_OUT, COMMIT, checked_out
 from benchmarks.command import EXPECTED, SETTINGS, benchmark, finish
-from benchmarks.figures import machine, print_table, write_json
+from benchmarks.figures import machine, print_table
 from benchmarks.processes import say
-from lab.tools import BUILD, CHECKOUT
+from lab.tools import CHECKOUT
 
 ROWS: Mapping[str, Callable[[Job], list[Line]]] = {
     "warm": warm.measure,
@@ -36,6 +36,8 @@ ROWS: Mapping[str, Callable[[Job], list[Line]]] = {
     "network": shaped.measure,
 }
 PAGE = CHECKOUT / "docs/performance.md"
+FIGURES = CHECKOUT / "benchmarks/chunkrows/figures.json"
+"""What the page was written from: a row that is not measured again keeps its figures."""
 
 
 def measured(
@@ -57,15 +59,16 @@ def measured(
     return {row: found[row] for row in ROWS if row in found}, failures
 
 
-def save(name: str, figures: Mapping[str, Any]) -> None:
-    """Keep the figures so far."""
-    write_json(name, {"rows": figures})
+def keep(figures: Mapping[str, Any]) -> None:
+    """Keep the figures so far, and have the documentation tell them."""
+    fresh = FIGURES.with_suffix(".new")
+    fresh.write_text(json.dumps(figures, indent=1) + "\n")
+    fresh.rename(FIGURES)
+    put_between_marks(PAGE, text(figures))
 
 
-def earlier(name: str) -> dict[str, Any]:
-    """The figures of earlier runs."""
-    kept = BUILD / f"{name}.json"
-    return dict(json.loads(kept.read_text())["rows"]) if kept.exists() else {}
+def _forget(_figures: Mapping[str, Any]) -> None:
+    """What a quick run measures tells nothing."""
 
 
 def text(figures: Mapping[str, Any]) -> str:
@@ -91,7 +94,7 @@ def main(rows: tuple[str, ...], quick: bool, before: Path | None, image: Path | 
     """Measure the chunk store against what it replaces.
 
     Writes build/chunkstore.json and the table of docs/performance.md, and prints tables. Rows that are not measured
-    keep the figures of an earlier run. Needs fio, nbdkit, qemu-utils and iproute2; 25 GiB of disk; about an hour.
+    keep the figures that the table has. Needs fio, nbdkit, qemu-utils and iproute2; 25 GiB of disk; about an hour.
 
     \b
     Examples:
@@ -101,9 +104,8 @@ def main(rows: tuple[str, ...], quick: bool, before: Path | None, image: Path | 
     with benchmark():
         name = "chunkstore-quick" if quick else "chunkstore"
         job = Job(QUICK if quick else FULL, checked_out(before), image)
-        figures, failures = measured(rows or list(ROWS), job, earlier(name), lambda found: save(name, found))
-        if figures and not quick:
-            put_between_marks(PAGE, text(figures))
+        earlier = {} if quick else json.loads(FIGURES.read_text())
+        figures, failures = measured(rows or list(ROWS), job, earlier, _forget if quick else keep)
         finish(name, {"rows": figures}, failures)
 
 
