@@ -535,6 +535,8 @@ class SourceDouble(LayeredSource):
     def fill(self, image: Image, ranges: Sequence[Range]) -> None:
         with self.host.act("source.fill"):
             self.host.filling[image.name] = list(ranges)
+            if ended := self.host.filled.get(image.name):
+                self.host.filled[image.name] = replace(ended, goes_on=bool(ranges))
 
     def filled(self, image: str) -> Filled:
         filled = self.host.filled.get(checked(image), Filled(goes_on=bool(self.host.filling.get(image))))
