@@ -7,6 +7,7 @@ NBD servers, local files, or what must travel at least.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from benchmarks.chunkrows.scale import FULL, QUICK, Job
 from benchmarks.chunkrows.table import COLUMNS, Line, markdown, put_between_marks
 from benchmarks.chunkrows.versions import CHECKED_OUT, COMMIT, checked_out
 from benchmarks.command import EXPECTED, SETTINGS, benchmark, finish
-from benchmarks.figures import machine, print_table
+from benchmarks.figures import print_table
 from benchmarks.processes import say
 from lab.tools import CHECKOUT
 
@@ -53,7 +54,7 @@ def measured(
             failures.append(f"{row}: {' '.join(str(error).split())}")
             continue
         day = datetime.now(UTC).date().isoformat()
-        found[row] = {"day": day, "machine": machine(), "lines": [line.__dict__ for line in lines]}
+        found[row] = {"day": day, "cpus": os.cpu_count(), "lines": [line.__dict__ for line in lines]}
         keep(found)
         print_table(row, COLUMNS, [line.cells() for line in lines])
     return {row: found[row] for row in ROWS if row in found}, failures
@@ -75,7 +76,7 @@ def text(figures: Mapping[str, Any]) -> str:
     """What the documentation says."""
     days = sorted({each["day"] for each in figures.values()})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    cpus = next(iter(figures.values()))["machine"]["cpus"]
+    cpus = next(iter(figures.values()))["cpus"]
     lines = [Line(**line) for each in figures.values() for line in each["lines"]]
     return f"{when}, {cpus} cores, `python -m benchmarks.chunkstore`. *Before* is commit {COMMIT}.\n\n{markdown(lines)}"
 

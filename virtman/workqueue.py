@@ -4,8 +4,8 @@ A key names something that is kept in order: an image, a VM. Whoever notices tha
 key wakes the key, or asks for a job. ``plan`` compares what should be with what is, and gives the next job, or nothing.
 So a job is never lost: a failed job is still to be done, and is tried again after a pause. The pause grows, and is
 partly random, so that hosts that failed together do not come back together. A job that is done again and again gets
-the same pauses: a process that dies each time it is started, say. What was in order for longer than twice the pause
-is done at once: a process that is killed now and then.
+the same pauses: a process that dies each time it is started, say. A job that keeps its key in order for longer than
+twice the pause is done again at once: a process that is killed now and then is started without a pause.
 
 Each kind of job has its own threads (``Pool``), so that no job waits for another kind: a Volt that does not answer
 delays no restart of a dead process.

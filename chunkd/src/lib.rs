@@ -1,7 +1,8 @@
 //! The chunk store of `VirtMan`.
 //!
 //! `listen` accepts clients, `serve` answers them, `image` knows where chunks are, `pool` keeps them, `fetch` reads them from
-//! parents, `manifest` proves them, `limits` bounds the traffic. `nbd` and `tls` are what goes over the wire, and `control` is how the agent tells all this.
+//! parents, `manifest` proves them, `limits` bounds the traffic. `loops` are the threads of all connections. `nbd` and `tls` are
+//! what goes over the wire, and `control` is how the agent tells all this.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("a length in memory has 64 bits");

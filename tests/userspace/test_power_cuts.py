@@ -1,6 +1,6 @@
 """Power cuts at every flush of the disk that has the agent's state: what was told to be written is there.
 
-And of a disk that has the chunk store's pool, of which nothing is told to be written: what is left of it is right.
+The chunk store promises less: after a power cut whatever is left of its pool is right.
 
 A killed process loses nothing that it wrote, so only such a disk shows that a file is synced too late or not at all.
 """

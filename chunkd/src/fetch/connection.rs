@@ -25,6 +25,9 @@ use crate::tls::{self, Key, Stream};
 /// A parent that does not even connect or greet is given up after this; then it is tried again.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
+/// To have another thread ask and answer takes as long as so many requests of this one.
+const WAKE_UP: usize = 2;
+
 /// Why there is no answer.
 #[derive(Debug, Error)]
 pub enum Lost {
@@ -67,9 +70,6 @@ struct Waiting {
     answer: oneshot::Sender<Result<Bytes, Lost>>,
 }
 
-/// To have another thread ask and answer takes as long as so many requests of this one.
-const WAKE_UP: usize = 2;
-
 type Table = Arc<Mutex<HashMap<u64, Waiting>>>;
 
 /// A connection that is ready for requests. It ends when this is dropped.
@@ -79,7 +79,7 @@ pub struct Connection {
     ended: CancellationToken,
     heard: Arc<AtomicU64>,
     began: Instant,
-    /// Of its event loop.
+    /// The thread of the event loop that has the connection.
     thread: ThreadId,
     next: AtomicU64,
     /// Requests that wait, and since when there are any.
