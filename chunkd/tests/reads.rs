@@ -74,6 +74,7 @@ async fn reads_wait_while_no_parent_lives_and_go_on_when_one_is_back() {
     let hosts = chain(&content, &["one"]).await;
     in_time(60, hosts[1].read(0, 4096)).await;
     hosts[0].registry.drop_image(common::IMAGE);
+    in_time(60, no_parent_lives(&hosts[1])).await;
     let mut read = Box::pin(hosts[1].read(512 << 10, 4096));
     assert!(timeout(Duration::from_millis(300), &mut read).await.is_err());
     hosts[0].publish(&content).await;
@@ -249,6 +250,13 @@ async fn uses(host: &Host, wanted: &[(&str, Use)]) {
         if parents.iter().map(|parent| (parent.host.as_str(), parent.state)).eq(wanted.iter().copied()) {
             return;
         }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until the host reads from no parent: connections of an image that is dropped end soon, not at once.
+async fn no_parent_lives(host: &Host) {
+    while host.registry.status(Some(common::IMAGE))[0].parents.iter().any(|parent| parent.state == Use::Active) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
