@@ -1,7 +1,5 @@
 """Power cuts at every flush of the disk that has the agent's state: what was told to be written is there.
 
-The chunk store promises less: after a power cut whatever is left of its pool is right.
-
 A killed process loses nothing that it wrote, so only such a disk shows that a file is synced too late or not at all.
 """
 
@@ -11,16 +9,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from testtools import TestCase
 
 from drivers.host.durable import write_atomically
 from drivers.host.space import Room
-from tests.programs import qemu_io, require_root
+from tests.programs import require_root
 from tests.unit.virtman.scene import folder_for
-from tests.userspace.drivers.chunkhosts import MIB, ChunkHost, ChunkHostCase
 from tests.userspace.loggeddisk import LoggedDisk, content_of, files_in
-from virtman.client import silently
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
 from virtman.records import RecordStore, State, VmRecord
@@ -38,7 +33,9 @@ class PowerCutsTest(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        require_logged_disk(self)
+        require_root(self, "a disk that keeps a log is mounted")
+        if not Path("/dev/fuse").exists():
+            self.skipTest("needs /dev/fuse for a disk that keeps a log")
         self.folder = folder_for(self)
         self.disk = LoggedDisk(self, self.folder)
         self.state = self.disk.root / "state"
@@ -111,48 +108,6 @@ class PowerCutsTest(TestCase):
             store.remove(image.key)
             self.done()
         self.assert_every_cut_is_between_two_states(with_content)
-
-
-class ChunkStoreTest(ChunkHostCase):
-    @pytest.mark.long
-    def test_after_a_power_cut_a_host_serves_nothing_wrong(self) -> None:
-        require_logged_disk(self)
-        _, file = self.make_image()
-        top = self.host("top")
-        store = ImageStore(top.place.state, Room(top.place.state))
-        image = store.add("img", inspect(file), silently)
-        top.serve_file(image, store.path(image), "child")
-        disk = LoggedDisk(self, self.root)
-        child = ChunkHost(disk.root, "child", self.key)
-        self.addCleanup(child.remove)
-        child.join(image, [top])
-        os.sync()
-        disk.mark()
-        for start in range(0, image.size, MIB):
-            qemu_io(child.uri(image), f"read {start} {MIB}", options=["-r"])
-            os.sync()
-        child.remove()
-        disk.unplug()
-        held = set()
-        for number, cut in enumerate(cut for cut in disk.cuts() if cut.marks):
-            after = ChunkHost(self.root / f"cut-{number}", "child", self.key)
-            self.addCleanup(after.remove)
-            for name, content in content_of(cut.disk, Path("child")).items():
-                path = after.place.state.parent / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-            after.join(image, [top])
-            held.add(after.source.held(image).held_bytes)
-            self.assert_same(after.uri(image), file)
-            after.remove()
-        self.assertGreater(len(held), 1)
-
-
-def require_logged_disk(test: TestCase) -> None:
-    """Skip the test where there is no disk that keeps a log."""
-    require_root(test, "a disk that keeps a log is mounted")
-    if not Path("/dev/fuse").exists():
-        test.skipTest("needs /dev/fuse for a disk that keeps a log")
 
 
 def with_content(files: Files) -> Files:
