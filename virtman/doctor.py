@@ -14,7 +14,7 @@ from virtman.accel import known_accel
 from virtman.errors import ConfigError, HostTrouble, HypervisorError
 from virtman.libvirthost import connected
 from virtman.models import Accel
-from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, by_machine, inspect, old_caches, pick, refusal
+from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, named, old_caches, pick, refusal
 
 LINUX, LIBVIRT = "Linux", "libvirt"
 NEWER = (
@@ -48,8 +48,8 @@ class Examination:
 
     @property
     def lvm_trouble(self) -> str | None:
-        """What is wrong with LVM's settings, where drivers of the kernel may run; ``lvm`` is None without LVM."""
-        if [*self.reports] == ["chunkstore"] or self.lvm is None or not (wrong := lvmfilter.trouble(self.lvm)):
+        """What is wrong with LVM's settings, where drivers of the kernel run; ``lvm`` is None without LVM."""
+        if self.drivers.source or self.lvm is None or not (wrong := lvmfilter.trouble(self.lvm)):
             return None
         return (
             "LVM looks at VirtMan's devices and hangs with them: deploy/lvm/lvmlocal.conf has what global_filter needs;"
@@ -70,16 +70,18 @@ class Examination:
         """Whether the agent would start, and find all that it needs; None if this user cannot learn that."""
         if self.unknown and self.stack == AUTO:
             return None
-        lacking = any(report.missing for report in self.reports[self.drivers.stack or str(self.drivers)])
-        if self.refusal or lacking:
+        if self.refusal or self.missing:
             return False
         return None if self.unknown else True
 
     @property
     def missing(self) -> list[Finding]:
-        """What is missing for any of the stacks, each need once."""
-        found = (finding for reports in self.reports.values() for report in reports for finding in report.missing)
-        return list(dict.fromkeys(found))
+        """What is missing for the drivers that the agent would use, each need once."""
+        return list(dict.fromkeys(finding for report in self._used for finding in report.missing))
+
+    @property
+    def _used(self) -> list[DriverReport]:
+        return self.reports[self.drivers.stack or str(self.drivers)]
 
     @property
     def install(self) -> str | None:
@@ -126,7 +128,7 @@ def examine(
     Raises ConfigError, HostTrouble if ``state`` cannot be read.
     """
     machine = machine or Machine()
-    drivers, reason, refused, unknown = _chosen(stack, others, state, address, machine)
+    drivers, reason, refused, unknown = _chosen(stack, others, state)
     wanted = {drivers.stack or str(drivers): drivers}
     if stack == AUTO:
         wanted = STACKS | wanted
@@ -139,18 +141,16 @@ def examine(
     )  # fmt: skip
 
 
-def _chosen(
-    stack: str, others: Mapping[str, str | None], state: Path, address: str, machine: Machine
-) -> tuple[Drivers, str, str | None, str | None]:
+def _chosen(stack: str, others: Mapping[str, str | None], state: Path) -> tuple[Drivers, str, str | None, str | None]:
     """The drivers, and why; why the agent would refuse them; why this user, who may not read the state, cannot know.
 
     Raises ConfigError, HostTrouble.
     """
     try:
-        drivers, reason = pick(stack, others, state, address, machine)
+        drivers, reason = pick(stack, others, state)
     except (ConfigError, HostTrouble) as error:
         unknown = _forbidden(error)
-        drivers, reason = by_machine({layer: name for layer, name in others.items() if name}, machine, address)
+        drivers, reason = named(stack, others)
         return drivers, f"a guess, without what the host has: {reason}", None, unknown
     try:
         return drivers, reason, refusal(state, drivers), None

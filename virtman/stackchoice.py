@@ -1,8 +1,8 @@
 """Which drivers an agent uses.
 
 The stack ``kernel`` has the whole data path in the kernel. ``chunkstore`` has it in one process, and needs no root and
-no kernel modules. What one of them made the other cannot use: the choice is kept in the state folder, and holds for as
-long as there is a record of an image or a VM.
+no kernel modules. What one of them made the other cannot use: the choice is kept in the state folder. It holds for as
+long as there is a record of an image or a VM, and until another one is named.
 """
 
 from __future__ import annotations
@@ -109,21 +109,24 @@ def missing(drivers: Drivers, machine: Machine, address: str) -> list[str]:
     return list(dict.fromkeys(lacking))
 
 
-def pick(
-    stack: str, overrides: Mapping[str, str | None], state: Path, address: str, machine: Machine
-) -> tuple[Drivers, str]:
+def pick(stack: str, overrides: Mapping[str, str | None], state: Path) -> tuple[Drivers, str]:
     """The drivers of ``stack``, which may be ``auto``, and why; ``overrides`` has other ones for some layers.
 
-    ``auto`` keeps what the records in ``state`` were made with. Without any it takes the kernel stack if nothing is
-    missing for it, else the chunk store. Raises ConfigError, HostTrouble if the state cannot be read.
+    ``auto`` keeps what this host had before. Raises ConfigError if the state cannot be read.
     """
-    other = {layer: name for layer, name in overrides.items() if name}
+    if stack == AUTO and (made := made_with(state)):
+        drivers = _replaced(made, overrides)
+        return drivers, "this host had them before" if drivers == made else "as was asked for"
+    return named(stack, overrides)
+
+
+def named(stack: str, overrides: Mapping[str, str | None]) -> tuple[Drivers, str]:
+    """As ``pick``, for a host without a choice. Raises ConfigError."""
     if stack != AUTO:
-        return _replaced(STACKS[stack], other), "as was asked for"
-    if (made := made_with(state)) and has_records(state):
-        drivers = _replaced(made, other)
-        return drivers, "images or VMs of this host were made with them" if drivers == made else "as was asked for"
-    return by_machine(other, machine, address)
+        return _replaced(STACKS[stack], overrides), "as was asked for"
+    if any(overrides.get(layer) for layer in LAYERS):
+        return _replaced(KERNEL, overrides), "drivers of its layers were asked for"
+    return _replaced(CHUNKSTORE, overrides), "no other stack was asked for"
 
 
 def choose(
@@ -131,7 +134,7 @@ def choose(
 ) -> Drivers:
     """The drivers that ``pick`` takes. Raises ConfigError, which names what is missing; as ``settle``."""
     machine = machine or Machine()
-    drivers, reason = pick(stack, overrides, state, address, machine)
+    drivers, reason = pick(stack, overrides, state)
     _check_state(state, drivers)
     lacking = missing(drivers, machine, address)
     if lacking:
@@ -143,25 +146,15 @@ def choose(
     return drivers
 
 
-def by_machine(overrides: Mapping[str, str], machine: Machine, address: str) -> tuple[Drivers, str]:
-    """The drivers that ``auto`` takes where there are no records, and why. Raises ConfigError."""
-    kernel = _replaced(KERNEL, overrides)
-    if overrides.keys() & LAYERS:
-        return kernel, "drivers of its layers were asked for"
-    lacking = missing(kernel, machine, address)
-    if not lacking:
-        return kernel, "this machine has all that the kernel stack needs"
-    return _replaced(CHUNKSTORE, overrides), f"for the kernel stack this machine lacks {', '.join(lacking)}"
-
-
-def _replaced(drivers: Drivers, overrides: Mapping[str, str]) -> Drivers:
+def _replaced(drivers: Drivers, overrides: Mapping[str, str | None]) -> Drivers:
     """The drivers with other ones for some layers. Raises ConfigError if a source has these layers in it."""
-    if drivers.source and (wrong := sorted(overrides.keys() & LAYERS)):
-        named = ", ".join(f"--{layer}" for layer in wrong)
+    other = {layer: name for layer, name in overrides.items() if name}
+    if drivers.source and (wrong := sorted(other.keys() & LAYERS)):
+        options = ", ".join(f"--{layer}" for layer in wrong)
         raise ConfigError(
-            f"{drivers.source} does what attach, cache and export do: leave out {named}, or say --stack kernel"
+            f"{drivers.source} does what attach, cache and export do: leave out {options}, or say --stack kernel"
         )
-    return replace(drivers, **overrides)
+    return replace(drivers, **other)
 
 
 def settle(state: Path, drivers: Drivers) -> None:

@@ -18,7 +18,7 @@ SSHD = Path("/etc/ssh/sshd_config")
 
 FRONT_END = """examples:
   install frontend                        show what would change, ask, and do it
-  install frontend --stack chunkstore --yes
+  install frontend --stack kernel --yes
   install frontend --check                exit code 1, and what differs, unless it is installed as this version would
   install frontend --tuning               what caps a wave of VMs
   install frontend --remove               take it all back"""
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     front.add_argument(
         "--one-location", type=Path, metavar="DIR", help="a self-contained OpenNebula; else its packages'"
     )
-    front.add_argument("--stack", choices=STACKS, help="what the hosts' agents run; as before, or kernel")
+    front.add_argument("--stack", choices=STACKS, help="what the hosts' agents run; as before, or chunkstore")
     front.add_argument("--tuning", action="store_true", help="show what caps a wave of VMs, and change nothing")
     front.add_argument("--force", action="store_true", help="--remove although datastores use the drivers")
     host = commands.add_parser("host", help="access to this host's agent", epilog=HOST, formatter_class=raw)

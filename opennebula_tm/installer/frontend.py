@@ -21,7 +21,7 @@ OWN_FOLDERS = ("tm/virtman", "datastore/virtman", "etc/tm/virtman", "etc/datasto
 SETTINGS = Path("etc")
 """Below the remotes folder: files that administrators change."""
 STAGE = Path("tm/virtman")
-STACKS = ("kernel", "chunkstore")
+STACKS = ("chunkstore", "kernel")
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def doctor(stack: str, address: str | None, state: Path, volt: str, libvirt: str
     """Show what this machine has of all that the stacks need, and how to install the rest.
 
     It looks as an agent with the same settings would, needs none and changes nothing. Exit code 0 if the stack can run
-    here (auto: any of them), else 1; also 1 if you may not read what decides that.
+    here, else 1; also 1 if you may not read what decides that.
 
     \b
     Example: virtman doctor --stack kernel

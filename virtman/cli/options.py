@@ -159,7 +159,7 @@ stack = click.option(
     default="auto",
     show_default=True,
     envvar="VIRTMAN_STACK",
-    help="auto: kernel if this machine can, see virtman doctor; what the host has already keeps its stack.",
+    help="auto: what this host had before, else chunkstore. See virtman doctor.",
 )
 
 

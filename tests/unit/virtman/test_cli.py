@@ -717,7 +717,7 @@ class AgentCommandTest(CliTest):
             ("--name", "--name", "a.b"),
             ("too long", "--name", "here", "--run", "/tmp/" + "x" * 100),
             ("/nonexistent", "--name", "here", "--volt-token-file", "/nonexistent"),
-            ("driver imaginary", "--name", "here", "--cache", "imaginary"),
+            ("driver imaginary", "--name", "here", "--stack", "kernel", "--cache", "imaginary"),
         ):
             self.assertThat(self.agent(*settings), Contains(said))
 
