@@ -35,6 +35,7 @@ ROWS: Mapping[str, Callable[[Job], list[Line]]] = {
     "crowd": crowd.measure,
     "kill": kills.measure,
     "network": shaped.measure,
+    "hydration": shaped.beside_hydration,
 }
 PAGE = CHECKOUT / "docs/performance.md"
 FIGURES = CHECKOUT / "benchmarks/chunkrows/figures.json"

@@ -28,6 +28,7 @@ class Scale:
     update: int = 70 * MIB
     sparse: int = 15 * GIB
     data: int = 100 * MIB
+    other: int = 2 * GIB
     pool: int = 2 * GIB
     pool_image: int = GIB
     smaller: int = 4
@@ -41,8 +42,8 @@ class Scale:
 FULL = Scale()
 QUICK = Scale(
     name="quick", rounds=1, warm=16 * MIB, warm_reads=1000, levels=(1, 2), levels_apart=2, boot=32 * MIB,
-    shared=16 * MIB, base=28 * MIB, update=8 * MIB, sparse=GIB, data=8 * MIB, pool=128 * MIB, pool_image=64 * MIB,
-    waves=((2, 1),), turns=40, connections=40, images=10, samples=100, kills=1,
+    shared=16 * MIB, base=28 * MIB, update=8 * MIB, sparse=GIB, data=8 * MIB, other=32 * MIB, pool=128 * MIB,
+    pool_image=64 * MIB, waves=((2, 1),), turns=40, connections=40, images=10, samples=100, kills=1,
 )  # fmt: skip
 """To see that everything works: what it measures tells nothing."""
 

@@ -43,6 +43,7 @@ PACKAGES = (
     "lvm2",
     "mount",
     "multipath-tools",
+    "nbd-client",
     "open-iscsi",
     "openssh-server",
     "openssl",

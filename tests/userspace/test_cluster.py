@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from lab.process import processes_of
 from tests.patience import wait_until
 from tests.programs import qemu_io
 from tests.userspace.hosts import HostProcess, HostsTestCase
@@ -100,3 +103,22 @@ class DaemonEndsTest(ClusterTestCase):
         client.repair()
         self.assertEqual(2 << 20, image_of(client).fetched_bytes)
         self.assert_same_content(Path(disk), self.file)
+
+
+class SecretsTest(ClusterTestCase):
+    def test_they_are_in_no_command_line_no_log_and_no_file_that_others_may_read(self) -> None:
+        [(host, client)] = self.hosts(1)
+        read(client.create("vm", "img").disk.path, 0, 1 << 20)
+        records = [
+            path.read_text() for each in (self.origin, host) for path in each.state.glob("records/images/*.json")
+        ]
+        secrets = set(re.findall(r'"(?:serving_key|secret|ticket)": ?"(\w+)"', "".join(records)))
+        self.assertEqual(4, len(secrets), "two serving keys, an edge's secret and a ticket")
+        files = [path for path in self.folder.rglob("*") if stat.S_ISREG(path.lstat().st_mode)]
+        shown = [path for path in files if path.stat().st_mode & stat.S_IROTH or path.suffix == ".log"]
+        self.assertLessEqual({"volt.log", "chunkd.log"}, {path.name for path in shown})
+        texts = {str(path): path.read_bytes() for path in shown}
+        texts |= {line: line.encode() for line in processes_of(self.folder).values()}
+        for secret in secrets:
+            told = [where for where, text in texts.items() if secret.encode() in text or bytes.fromhex(secret) in text]
+            self.assertEqual([], told)

@@ -288,10 +288,10 @@ impl Image {
 
     /// Begins to read a kept chunk as a whole.
     fn check(&self, place: Place, name: Name) -> JoinHandle<Option<Bytes>> {
-        let (pool, wanted) = (self.pool.clone(), self.proven().then_some(name));
+        let (pool, proven) = (self.pool.clone(), self.proven());
         spawn_blocking(move || {
             let mut data = BytesMut::zeroed(to_usize(CHUNK));
-            pool.check(place, wanted.as_ref(), &mut data).then(|| data.freeze())
+            pool.check(place, &name, proven, &mut data).then(|| data.freeze())
         })
     }
 

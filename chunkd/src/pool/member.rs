@@ -28,7 +28,7 @@ const ENTRY: usize = 2 * NAME;
 const GROUP_BYTES: u64 = CHUNK + GROUP as u64 * CHUNK;
 
 const USED: u32 = 1;
-/// What is in the slot was compared with its hash since this process began.
+/// What memory has of the slot was compared with its hash, or was never anywhere else. A disk may lose what it was given.
 const CHECKED: u32 = 2;
 /// Somebody has read it since the hand of the sieve came by.
 const READ: u32 = 4;
@@ -92,6 +92,8 @@ impl Member {
         // Two processes would write over each other's chunks. The lock ends with the process (flock(2)).
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| io::Error::new(io::ErrorKind::ResourceBusy, "another process uses it"))?;
+        // What the kernel reads ahead comes to memory without being compared.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random)?;
         let known = claim(&file, kind.is_block_device())?;
         let length = (!kind.is_block_device()).then(|| at(slots - 1) + CHUNK);
         if let Some(length) = length {
@@ -172,7 +174,10 @@ impl Member {
         }
         match nowait::read(&self.file, at(slot) + offset, into) {
             Ok(()) => {}
-            Err(Errno::AGAIN) => return Found::Cold,
+            Err(Errno::AGAIN) => {
+                word.fetch_and(!CHECKED, Ordering::SeqCst);
+                return Found::Cold;
+            }
             Err(error) => {
                 tracing::warn!(path = %self.path.display(), slot, %error, "a chunk cannot be read");
                 return Found::Gone;
@@ -187,19 +192,16 @@ impl Member {
         Found::Data
     }
 
-    /// Reads a whole chunk, waiting for the disk, and compares it with `wanted`, or with its entry.
+    /// Reads a whole chunk, waiting for the disk, and compares it with its name, or if that is not `proven` with its entry.
     ///
-    /// Returns nothing if the slot does not have this chunk; then the slot is free.
-    pub fn check(&self, slot: u32, generation: u32, wanted: Option<&Name>, into: &mut [u8]) -> bool {
+    /// Returns whether the slot has this chunk; else the slot is free.
+    pub fn check(&self, slot: u32, generation: u32, name: &Name, proven: bool, into: &mut [u8]) -> bool {
         if self.generation(slot) != Some(generation) {
             return false;
         }
         let right = self.file.read_exact_at(into, at(slot)).is_ok() && {
             let content = Name(blake3::hash(into).into());
-            match wanted {
-                Some(wanted) => *wanted == content,
-                None => self.entry(slot).is_some_and(|entry| entry.content == content),
-            }
+            if proven { *name == content } else { self.entry(slot) == Some(Entry { name: *name, content }) }
         };
         if !right {
             tracing::warn!(path = %self.path.display(), slot, "a chunk is damaged; it is fetched anew");

@@ -177,11 +177,11 @@ impl Pool {
         self.member(place).map_or(Found::Gone, |member| member.read(place.slot, place.generation, offset, into))
     }
 
-    /// Reads a whole chunk, waiting for the disk, and compares it with `wanted`, or with what was written.
+    /// Reads a whole chunk, waiting for the disk, and compares it with its name, or if that is not `proven` with its entry.
     ///
     /// Returns whether the chunk is there and right.
-    pub fn check(&self, place: Place, wanted: Option<&Name>, into: &mut [u8]) -> bool {
-        self.member(place).is_some_and(|member| member.check(place.slot, place.generation, wanted, into))
+    pub fn check(&self, place: Place, name: &Name, proven: bool, into: &mut [u8]) -> bool {
+        self.member(place).is_some_and(|member| member.check(place.slot, place.generation, name, proven, into))
     }
 
     /// Keeps a whole chunk, in the members by turns. Returns its place; none if there is no room, or a disk fails.

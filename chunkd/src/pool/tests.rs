@@ -56,7 +56,7 @@ impl Scene {
     fn check(&self, number: u64) -> bool {
         let mut data = vec![0; to_usize(CHUNK)];
         let (entry, wanted) = chunk(number);
-        self.pool.check(self.find(number).unwrap(), Some(&entry.name), &mut data) && data == wanted
+        self.pool.check(self.find(number).unwrap(), &entry.name, true, &mut data) && data == wanted
     }
 
     /// Writes over a chunk behind the back of the pool.
@@ -166,10 +166,24 @@ fn an_unproven_chunk_is_checked_by_what_was_written() {
     scene.pool.keep(&entry, &data).unwrap();
     scene.again();
     let mut found = vec![0; to_usize(CHUNK)];
-    assert!(scene.pool.check(scene.pool.find(&entry.name).unwrap(), None, &mut found) && found == data);
+    assert!(scene.pool.check(scene.pool.find(&entry.name).unwrap(), &entry.name, false, &mut found) && found == data);
     scene.damage(1);
     scene.again();
-    assert!(!scene.pool.check(scene.pool.find(&entry.name).unwrap(), None, &mut found));
+    assert!(!scene.pool.check(scene.pool.find(&entry.name).unwrap(), &entry.name, false, &mut found));
+}
+
+#[test]
+fn what_a_slot_had_before_is_not_taken_for_what_the_disk_lost() {
+    let scene = Scene::new();
+    scene.keep(1);
+    let before = std::fs::read(scene.file()).unwrap();
+    let (entry, data) = chunk(2);
+    for proven in [true, false] {
+        (1..=2).for_each(|number| _ = scene.pool.forget(&chunk(number).0.name));
+        let place = scene.keep(2); // in the slot of the first
+        File::options().write(true).open(scene.file()).unwrap().write_all_at(&before, 0).unwrap();
+        assert!(!scene.pool.check(place, &entry.name, proven, &mut vec![0; data.len()]));
+    }
 }
 
 #[test]
@@ -397,9 +411,8 @@ fn after_a_power_cut_chunks_are_right_or_gone() {
         pool.add(&file, LIMIT, 0, false).unwrap();
         for (entry, wanted) in (0..CHUNKS).map(chunk) {
             let Some(place) = pool.find(&entry.name) else { continue };
-            let proven = (round % 2 == 0).then_some(&entry.name);
             let mut data = vec![0; wanted.len()];
-            if pool.check(place, proven, &mut data) {
+            if pool.check(place, &entry.name, round % 2 == 0, &mut data) {
                 assert!(data == wanted, "round {round}: a wrong chunk is served");
                 right += 1;
             } else {
