@@ -415,10 +415,11 @@ class ImageSource(Protocol):
     def held(self, image: Image) -> CacheStats:
         """What is kept of the image now (``CacheDriver.stats``)."""
 
-    def fill(self, image: Image, ranges: Sequence[Range]) -> None:
+    def fill(self, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
         """Have what these ranges hold kept here, read from parents where it is not, in this order.
 
-        It replaces what was asked for before; no ranges end that. Raises DriverError if there is no room.
+        It replaces what was asked for before; no ranges end that. ``idle``: nobody is about to read it, so it takes
+        hardly anything from who reads. Raises DriverError if there is no room.
         """
 
     def filled(self, image: str) -> Filled:

@@ -87,7 +87,7 @@ def fill(stacks: Stacks, name: str) -> None:
     """Begin to read what is missing. Raises DriverError if there is no room for it."""
     with stacks.holding(name) as record:
         if record is not None and lacks(stacks, record):
-            stacks.source.fill(record.image, [Range(0, record.image.size)])
+            stacks.source.fill(record.image, [Range(0, record.image.size)], idle=True)
 
 
 def wait(stacks: Stacks, name: str, trouble: Callable[[], str], tell: Progress) -> None:

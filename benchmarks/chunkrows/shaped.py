@@ -94,8 +94,8 @@ def _nothing(_control: Control) -> None:
     """Reads alone bring what is here."""
 
 
-def _fill(image: str, ranges: Sequence[tuple[int, int]], control: Control) -> None:
-    control.call("fill", {"image": image, "ranges": ranges})
+def _fill(image: str, ranges: Sequence[tuple[int, int]], control: Control, *, idle: bool = False) -> None:
+    control.call("fill", {"image": image, "ranges": ranges, "idle": idle})
 
 
 def beside_hydration(job: Job) -> list[Line]:
@@ -107,7 +107,7 @@ def beside_hydration(job: Job) -> list[Line]:
         try:
             alone, beside = (
                 _median(job, boot, 1, link, begin, other)["cold"]
-                for begin in (_nothing, partial(_fill, OTHER, [(0, size)]))
+                for begin in (_nothing, partial(_fill, OTHER, [(0, size)], idle=True))
             )
         except NoNetwork as error:
             return [not_measured(what, f"{BESIDE_BAR}", error)]

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
+use crate::image::Class;
 use crate::limits::LimitsSpec;
 use crate::registry::{ImageSpec, Refused, Registry, Secret};
 
@@ -56,6 +57,8 @@ enum Call {
     Fill {
         image: String,
         ranges: Vec<(u64, u64)>,
+        #[serde(default)]
+        idle: bool,
     },
     BootSet {
         image: String,
@@ -136,9 +139,10 @@ impl Agent {
             Call::Drop { image } => self.registry.drop_image(&image),
             Call::AddMember { path, limit, reserve, make } => self.registry.pool.add(&path, limit, reserve, make)?,
             Call::RemoveMember { path } => return Ok(json!({ "removed": self.registry.pool.remove(&path) })),
-            Call::Fill { image, ranges } => {
+            Call::Fill { image, ranges, idle } => {
                 let _entered = self.runtime.enter();
-                self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect())?;
+                let class = if idle { Class::Idle } else { Class::Soon };
+                self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect(), class)?;
             }
             Call::BootSet { image } => {
                 let ranges = self.registry.boot_set(&image)?;

@@ -155,6 +155,12 @@ impl Count {
         *self.0.borrow() > 0
     }
 
+    /// Tells how many there are, and that there were others meanwhile.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<usize> {
+        self.0.subscribe()
+    }
+
     pub async fn none(&self) {
         let _ = self.0.subscribe().wait_for(|&count| count == 0).await;
     }

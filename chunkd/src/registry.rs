@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{Endpoint, Fault, Left, Parent, Use};
-use crate::image::{Image, Shared};
+use crate::image::{Class, Image, Shared};
 use crate::kept::{Kept, Notes};
 use crate::limits::Limits;
 use crate::loops::Loops;
@@ -265,12 +265,12 @@ impl Registry {
     ///
     /// # Errors
     /// The image is not served here, or the pool can keep nothing more.
-    pub fn fill(&self, image: &str, ranges: Vec<Range<u64>>) -> Result<(), Refused> {
+    pub fn fill(&self, image: &str, ranges: Vec<Range<u64>>, class: Class) -> Result<(), Refused> {
         let image = self.served(image)?;
         if !ranges.is_empty() && self.pool.is_full() {
             return Err(Refused::Full);
         }
-        image.fill(ranges);
+        image.fill(ranges, class);
         Ok(())
     }
 

@@ -174,9 +174,9 @@ class ChunkSource:
         held = self._call("held", {"key": image.key})["bytes"]
         return CacheStats(held_bytes=held, file_bytes=held)
 
-    def fill(self, image: Image, ranges: Sequence[Range]) -> None:
+    def fill(self, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
         wanted = [(each.offset, each.offset + each.length) for each in ranges]
-        self._call("fill", {"image": image.name, "ranges": wanted})
+        self._call("fill", {"image": image.name, "ranges": wanted, "idle": idle})
         self._told = -FRESH
 
     def filled(self, image: str) -> Filled:

@@ -532,8 +532,8 @@ class SourceDouble(LayeredSource):
         super().__init__(attach, CacheDouble(host), ExportDouble(host, died=lambda _image: None), step)
         self.host = host
 
-    def fill(self, image: Image, ranges: Sequence[Range]) -> None:
-        with self.host.act("source.fill"):
+    def fill(self, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
+        with self.host.act("source.fill.idle" if idle else "source.fill"):
             self.host.filling[image.name] = list(ranges)
             if ended := self.host.filled.get(image.name):
                 self.host.filled[image.name] = replace(ended, goes_on=bool(ranges))

@@ -1,15 +1,18 @@
 //! Filling: ranges of an image are kept here before anybody reads them.
 //!
 //! It stays behind demand. An image has several requests on their way, but only one while any read of this host waits for a
-//! parent. What is kept already is not read from the disk.
+//! parent. In the idle class it hardly takes anything from who reads. What is kept already is not read from the disk.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};
+use tokio::time::{Instant, sleep};
 
 use super::{Image, JOIN, Part, ZEROS};
 use crate::fetch::Closed;
@@ -20,6 +23,22 @@ const AT_ONCE: usize = 8;
 
 /// Bytes of a request.
 const PIECE: u64 = JOIN as u64 * CHUNK;
+
+/// For so long after a read has waited for a parent more such reads are expected, as while a VM boots.
+const LATELY: Duration = Duration::from_secs(5);
+
+/// The idle class rests so many times as long as each request took, as long as reads are expected.
+const REST: u32 = 9;
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+/// Whom filling must not slow down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// What is filled is read soon, as what a boot reads: only reads that wait at this moment come before it.
+    Soon,
+    /// Nobody waits for it. While reads wait for parents from time to time, it has a tenth of the link.
+    Idle,
+}
 
 /// What is being filled, and how far that is.
 #[derive(Debug, Default)]
@@ -45,12 +64,12 @@ impl Image {
     /// Has ranges, in bytes, kept here, in this order. Replaces what was asked for before; nothing to fill ends that.
     ///
     /// Ranges beyond the end of the image are cut off. An origin has all already.
-    pub fn fill(self: &Arc<Self>, ranges: Vec<Range<u64>>) {
+    pub fn fill(self: &Arc<Self>, ranges: Vec<Range<u64>>, class: Class) {
         let ranges: Vec<_> = ranges.into_iter().map(|range| range.start..range.end.min(self.size)).collect();
         let of = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
         let done = if self.content.is_some() { of } else { 0 };
         let progress = Arc::new(Progress { done: done.into(), of });
-        let task = (done < of).then(|| tokio::spawn(self.clone().fill_unless_closed(ranges, progress.clone())));
+        let task = (done < of).then(|| tokio::spawn(self.clone().fill_unless_closed(ranges, class, progress.clone())));
         let old = std::mem::replace(&mut *self.filling(), Filling { task, progress });
         if let Some(task) = old.task {
             task.abort();
@@ -69,15 +88,21 @@ impl Image {
         self.filling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn fill_unless_closed(self: Arc<Self>, ranges: Vec<Range<u64>>, progress: Arc<Progress>) {
-        let filled = self.closed.run_until_cancelled(self.fill_all(ranges, &progress)).await;
+    async fn fill_unless_closed(self: Arc<Self>, ranges: Vec<Range<u64>>, class: Class, progress: Arc<Progress>) {
+        let filled = self.closed.run_until_cancelled(self.fill_all(ranges, class, &progress)).await;
         if !matches!(filled, Some(Ok(()))) {
             tracing::info!(image = self.key, "the image is not filled: it is dropped");
         }
     }
 
-    async fn fill_all(self: &Arc<Self>, ranges: Vec<Range<u64>>, progress: &Progress) -> Result<(), Closed> {
+    async fn fill_all(
+        self: &Arc<Self>,
+        ranges: Vec<Range<u64>>,
+        class: Class,
+        progress: &Progress,
+    ) -> Result<(), Closed> {
         let mut coming = FuturesUnordered::new();
+        let mut lately = Lately::new(self.limits.reads.changes());
         for piece in ranges.into_iter().flat_map(pieces) {
             let length = piece.end - piece.start;
             let missing = self.missing(&piece).await?;
@@ -96,7 +121,9 @@ impl Image {
                     () = self.limits.reads.none(), if coming.len() < AT_ONCE => {}
                 }
             }
+            let rests = class == Class::Idle && lately.waited();
             self.limits.down.behind(missing.len() as u64 * CHUNK).await;
+            let begun = Instant::now();
             let parts = self.parts(&missing, true);
             coming.push(async move {
                 for part in parts {
@@ -107,6 +134,12 @@ impl Image {
                 }
                 Ok(length)
             });
+            if rests {
+                while let Some(length) = coming.next().await {
+                    progress.add(length?);
+                }
+                sleep((begun.elapsed() * REST).min(LONGEST_REST)).await;
+            }
         }
         while let Some(length) = coming.next().await {
             progress.add(length?);
@@ -130,6 +163,28 @@ impl Image {
     }
 }
 
+/// Whether reads have waited for parents lately.
+struct Lately {
+    /// How many wait.
+    reads: watch::Receiver<usize>,
+    waited: Option<Instant>,
+}
+
+impl Lately {
+    fn new(mut reads: watch::Receiver<usize>) -> Self {
+        let waited = (*reads.borrow_and_update() > 0).then(Instant::now);
+        Self { reads, waited }
+    }
+
+    fn waited(&mut self) -> bool {
+        let changed = self.reads.has_changed().unwrap_or(false);
+        if *self.reads.borrow_and_update() > 0 || changed {
+            self.waited = Some(Instant::now());
+        }
+        self.waited.is_some_and(|at| at.elapsed() < LATELY)
+    }
+}
+
 /// Parts of a range, each for one request.
 fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let mut begin = range.start;
@@ -142,6 +197,22 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_waits_is_remembered_for_a_while_also_one_that_has_ended() {
+        let (count, reads) = watch::channel(0);
+        let mut lately = Lately::new(reads);
+        assert!(!lately.waited());
+        (0..2).for_each(|waiting| _ = count.send_replace(1 - waiting));
+        assert!(lately.waited());
+        sleep(LATELY).await;
+        assert!(!lately.waited());
+        count.send_replace(1);
+        for _ in 0..2 {
+            assert!(lately.waited());
+            sleep(LATELY).await; // it waits still
+        }
+    }
 
     #[test]
     fn pieces_make_up_the_range() {

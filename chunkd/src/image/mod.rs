@@ -17,6 +17,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
 use bootset::BootSet;
+pub use fill::Class;
 use fill::Filling;
 
 use crate::fetch::{Answer, Closed, Fault, Left, Upstream};

@@ -40,7 +40,7 @@ class HydrationTest(HydrationCase):
         for _ in range(2):
             self.hydrate()
         self.assertEqual(
-            (WHOLE, 1, 1), (self.host.filling["debian"], self.calls("source.fill"), self.calls("source.pin"))
+            (WHOLE, 1, 1), (self.host.filling["debian"], self.calls("source.fill.idle"), self.calls("source.pin"))
         )
         self.assertEqual({"debian"}, set(self.host.pins))
 
@@ -52,7 +52,7 @@ class HydrationTest(HydrationCase):
         self.beat(after=GRACE)
         self.assertEqual([], cleaning.gc(self.scene.stacks).stacks)
         self.assertEqual([False, True], [self.volt.beats[0][0].whole, self.volt.beats[-1][0].whole])
-        self.assertEqual(1, self.calls("source.fill"))
+        self.assertEqual(1, self.calls("source.fill.idle"))
 
     def test_an_agent_and_a_source_that_start_again_go_on(self) -> None:
         self.hydrate()
@@ -62,7 +62,7 @@ class HydrationTest(HydrationCase):
         self.use(None)
         self.beat()
         self.assertEqual(
-            (WHOLE, 2, 2), (self.host.filling["debian"], self.calls("source.fill"), self.calls("source.pin"))
+            (WHOLE, 2, 2), (self.host.filling["debian"], self.calls("source.fill.idle"), self.calls("source.pin"))
         )
 
     def test_what_was_lost_is_filled_again(self) -> None:
@@ -71,7 +71,7 @@ class HydrationTest(HydrationCase):
         self.beat()
         self.host.filled["debian"] = Filled(done=MIB)
         self.beat(after=60)
-        self.assertEqual(2, self.calls("source.fill"))
+        self.assertEqual(2, self.calls("source.fill.idle"))
 
     def test_the_pin_is_told_again_before_it_ends(self) -> None:
         self.hydrate()
@@ -137,7 +137,7 @@ class WaitTest(HydrationCase):
         self.assertTrue(self.scene.record().hydrate)
 
     def test_a_pool_without_room_is_told(self) -> None:
-        self.host.failing["source.fill"] = DriverError("there is no room")
+        self.host.failing["source.fill.idle"] = DriverError("there is no room")
         error = self.assertRaises(DriverTrouble, self.wait, *[0] * STUCK)
         self.assertIn("there is no room", str(error))
 
