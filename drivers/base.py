@@ -400,8 +400,11 @@ class ImageSource(Protocol):
         raises the first.
         """
 
-    def device(self, image: Image) -> Device:
-        """What VMs' disks of this host are made on: the same data that children get."""
+    def device(self, image: Image, *, of_vm: bool = True) -> Device:
+        """What VMs' disks of this host are made on: the same data that children get.
+
+        ``of_vm``: what is read there first may be told as what a boot reads (``boot_set``).
+        """
 
     def serving(self, image: str) -> bool:
         """Whether the image is being served at this moment."""

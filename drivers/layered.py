@@ -129,7 +129,7 @@ class LayeredSource:
         if errors:
             raise errors[0]
 
-    def device(self, image: Image) -> Device:
+    def device(self, image: Image, *, of_vm: bool = True) -> Device:  # noqa: ARG002
         return self._export.local(image)
 
     def serving(self, image: str) -> bool:

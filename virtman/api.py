@@ -343,10 +343,12 @@ def _cache_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None
 
     @app.serve(calls.ADD_VOLUME)
     def add_volume(body: models.VolumeRequest) -> models.Volume:
+        agent.stacks.check_not_suspended()
         return agent.volumes.add(Path(body.path))
 
     @app.serve(calls.REMOVE_VOLUME)
     def remove_volume(query: models.VolumeRequest) -> None:
+        agent.stacks.check_not_suspended()
         agent.volumes.remove(Path(query.path))
 
     @app.serve(calls.CACHED_DEVICES)

@@ -40,7 +40,7 @@ def content_of_image(stacks: Stacks, image: str) -> Iterator[Content]:
 
 def device_of_image(stacks: Stacks, image: str) -> Device:
     """Where this host's programs read an image, while who calls keeps the stack. Raises as ``hosting.ensure``."""
-    return stacks.source.device(hosting.ensure(stacks, image).image)
+    return stacks.source.device(hosting.ensure(stacks, image).image, of_vm=False)
 
 
 def export_image(

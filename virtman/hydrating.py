@@ -12,7 +12,7 @@ from collections.abc import Callable
 from drivers.base import Range
 from virtman import hosting
 from virtman.convert import Progress
-from virtman.errors import Conflict, DriverTrouble, NotSupported
+from virtman.errors import Conflict, DriverTrouble, NotSupported, UnknownImage
 from virtman.records import ImageRecord, Role
 from virtman.stacks import Stacks
 
@@ -44,9 +44,11 @@ def begin(stacks: Stacks, name: str) -> ImageRecord:
 
 
 def cancel(stacks: Stacks, name: str) -> None:
-    """Let what is kept of an image go again when others need the space. Raises DriverError."""
+    """Let what is kept of an image go again when others need the space. Raises UnknownImage, DriverError."""
     with stacks.holding(name) as record:
-        if record is None or not record.hydrate:
+        if record is None:
+            raise UnknownImage(f"image {name!r} is not on this host")
+        if not record.hydrate:
             return
         if stacks.source.serving(name):
             stacks.source.fill(record.image, [])

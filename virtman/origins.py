@@ -93,6 +93,8 @@ def _finish_publish(stacks: Stacks, record: ImageRecord) -> ImageRecord:
 
 def _announce(stacks: Stacks, record: ImageRecord) -> ImageRecord:
     assignment = stacks.volt.publish(record.image, record.parent)
+    if assignment.revision < record.assigned:
+        stacks.source.close(record.name)  # a Volt that has forgotten may count revisions anew
     record = with_assignment(record, assignment, confirmed=True).settled()
     admit_recorded(stacks, record)  # some may have joined already
     stacks.records.put(record.name, record)

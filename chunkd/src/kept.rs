@@ -3,8 +3,8 @@
 //! A note beside each manifest has the image's size and digest, so that the names of the image's chunks are known.
 
 use std::collections::HashSet;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -68,33 +68,42 @@ impl Notes {
     /// # Errors
     /// The note cannot be written.
     pub fn add(&self, kept: &Kept) -> io::Result<()> {
-        if self.get(&kept.key).ok().as_ref() == Some(kept) {
+        if self.get(&kept.key)?.as_ref() == Some(kept) {
             return Ok(());
         }
         let fresh = self.folder.join(format!(".{}", kept.key));
-        fs::write(&fresh, serde_json::to_vec(kept)?)?;
+        let mut file = File::create(&fresh)?;
+        file.write_all(&serde_json::to_vec(kept)?)?;
+        file.sync_all()?; // after a power cut there is the note, or none
         fs::rename(fresh, self.path(&kept.key))
     }
 
-    fn get(&self, key: &str) -> io::Result<Kept> {
-        let kept: Kept = serde_json::from_slice(&fs::read(self.path(key))?)?;
-        Ok(Kept { key: key.to_owned(), ..kept })
+    /// The note of an image; none if nothing is written there that can be understood.
+    fn get(&self, key: &str) -> io::Result<Option<Kept>> {
+        let text = match fs::read(self.path(key)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        match serde_json::from_slice(&text) {
+            Ok(kept) => Ok(Some(Kept { key: key.to_owned(), ..kept })),
+            Err(error) => {
+                tracing::warn!(key, %error, "a note is not understood");
+                Ok(None)
+            }
+        }
     }
 
     /// All images that were written down.
     ///
     /// # Errors
-    /// The folder cannot be read. A note that cannot be read is left out.
+    /// The folder, or a note, cannot be read.
     pub fn all(&self) -> io::Result<Vec<Kept>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
             let key = path.file_stem().and_then(|stem| stem.to_str());
             if let (Some(key), true) = (key, path.extension().is_some_and(|kind| kind == NOTE)) {
-                match self.get(key) {
-                    Ok(kept) => found.push(kept),
-                    Err(error) => tracing::warn!(path = %path.display(), %error, "a note is not understood"),
-                }
+                found.extend(self.get(key)?);
             }
         }
         Ok(found)
@@ -109,19 +118,18 @@ impl Notes {
         Ok(pool.held(&names))
     }
 
-    /// Removes an image's chunks that no other image has, its manifest and its note. Returns the bytes that are free now.
+    /// Removes an image's manifest and note.
     ///
     /// # Errors
-    /// A manifest cannot be read, or a file cannot be removed.
-    pub fn forget(&self, key: &str, pool: &Pool) -> io::Result<u64> {
-        let freed = self.names(key, true)?.iter().map(|name| pool.forget(name)).sum();
+    /// A file cannot be removed.
+    pub fn remove(&self, key: &str) -> io::Result<()> {
         for path in [self.folder.join(key), self.path(key)] {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
         }
-        Ok(freed)
+        Ok(())
     }
 
     /// The names of an image's chunks, as far as they are known here; only of those that no other image has, if `alone`.
@@ -129,10 +137,7 @@ impl Notes {
     /// # Errors
     /// A manifest cannot be read.
     pub fn names(&self, key: &str, alone: bool) -> io::Result<HashSet<Name>> {
-        let kept = match self.get(key) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashSet::new()),
-            kept => kept?,
-        };
+        let Some(kept) = self.get(key)? else { return Ok(HashSet::new()) };
         let mut names: HashSet<Name> = kept.names(&self.folder)?.into_iter().collect();
         if alone {
             for other in self.all()?.iter().filter(|other| other.key != key) {

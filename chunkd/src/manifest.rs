@@ -9,13 +9,13 @@
 //! The file of a manifest, and the export of it, hold the list of pages, zeros up to a multiple of 4096 bytes, the pages one
 //! after the other, and zeros up to a multiple of 512 bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use thiserror::Error;
 
@@ -152,6 +152,9 @@ impl Layout {
     }
 }
 
+/// Pages in memory: random reads of a large image would have one of many pages checked for each chunk.
+const IN_MEMORY: usize = 2;
+
 /// The manifest of one image on this host: what is known of it is in a file, and nothing of that is believed unchecked.
 #[derive(Debug)]
 pub struct Manifest {
@@ -159,10 +162,12 @@ pub struct Manifest {
     digest: [u8; 32],
     file: File,
     list: OnceLock<Box<[u8]>>,
-    /// Whether a page in the file was checked.
-    checked: Box<[AtomicBool]>,
+    /// Whether a page in the file was right when it was read last.
+    known: Box<[AtomicBool]>,
+    /// The pages of which a name was wanted last, the latest at the end.
+    recent: Mutex<VecDeque<(u32, Arc<[u8]>)>>,
     /// Pages that the disk has not taken.
-    unkept: Mutex<HashMap<u32, Box<[u8]>>>,
+    unkept: Mutex<HashMap<u32, Arc<[u8]>>>,
 }
 
 impl Manifest {
@@ -176,11 +181,12 @@ impl Manifest {
         if file.metadata()?.len() != layout.length() {
             file.set_len(layout.length())?;
         }
-        let checked = (0..layout.pages()).map(|_| AtomicBool::new(false)).collect();
-        let manifest = Self { layout, digest, file, list: OnceLock::new(), checked, unkept: Mutex::default() };
-        if let Ok(list) = manifest.read(0, layout.list()) {
-            let _ = manifest.put_list(&list, false);
-        }
+        let known = (0..layout.pages()).map(|_| AtomicBool::new(false)).collect();
+        let mut list = vec![0; to_usize(layout.list())];
+        file.read_exact_at(&mut list, 0)?;
+        let (recent, unkept) = (Mutex::default(), Mutex::default());
+        let manifest = Self { layout, digest, file, list: OnceLock::new(), known, recent, unkept };
+        let _ = manifest.put_list(&list, false);
         Ok(manifest)
     }
 
@@ -207,21 +213,33 @@ impl Manifest {
         Ok(())
     }
 
-    fn unkept(&self) -> MutexGuard<'_, HashMap<u32, Box<[u8]>>> {
+    fn unkept(&self) -> MutexGuard<'_, HashMap<u32, Arc<[u8]>>> {
         self.unkept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a page is here, and right.
+    fn recent(&self) -> MutexGuard<'_, VecDeque<(u32, Arc<[u8]>)>> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a page is here.
     #[must_use]
     pub fn has_page(&self, page: u32) -> bool {
-        let Some(checked) = self.checked.get(page as usize) else { return false };
-        if checked.load(Ordering::Acquire) {
-            return true;
+        self.known.get(page as usize).is_some_and(|known| known.load(Ordering::Acquire)) || self.page(page).is_some()
+    }
+
+    /// A page, compared with its name: the disk may have lost what it was given.
+    fn page(&self, page: u32) -> Option<Arc<[u8]>> {
+        let known = self.known.get(page as usize)?;
+        if let Some(data) = self.unkept().get(&page) {
+            return Some(data.clone());
         }
         let (offset, length) = self.layout.page(page);
-        let right = self.read(offset, length).is_ok_and(|data| self.is_page(page, &data));
-        checked.store(right, Ordering::Release);
-        right || self.unkept().contains_key(&page)
+        let mut data = vec![0; to_usize(length)];
+        let right = self.file.read_exact_at(&mut data, offset).is_ok() && self.is_page(page, &data);
+        if known.swap(right, Ordering::AcqRel) && !right {
+            tracing::warn!(page, "a page of a manifest is damaged; it is fetched anew");
+        }
+        right.then(|| data.into())
     }
 
     /// Whether all pages are here, and right.
@@ -239,7 +257,7 @@ impl Manifest {
             return Err(Wrong(format!("page {page}")));
         }
         match self.file.write_all_at(data, self.layout.page(page).0) {
-            Ok(()) => self.checked[page as usize].store(true, Ordering::Release),
+            Ok(()) => self.known[page as usize].store(true, Ordering::Release),
             Err(error) => {
                 tracing::warn!(%error, page, "a page is not kept");
                 self.unkept().insert(page, data.into());
@@ -258,33 +276,26 @@ impl Manifest {
     #[must_use]
     pub fn name(&self, chunk: u32) -> Option<Name> {
         let page = chunk / PAGE;
-        if chunk >= self.layout.chunks() || !self.has_page(page) {
-            return None;
+        let mut recent = self.recent();
+        let at = recent.iter().position(|(known, _)| *known == page);
+        let (_, data) = match at.and_then(|at| recent.remove(at)) {
+            Some(found) => found,
+            None => (page, self.page(page)?),
+        };
+        let name = data.get((chunk % PAGE) as usize * NAME..)?.first_chunk().map(|&name| Name(name));
+        recent.push_back((page, data));
+        if recent.len() > IN_MEMORY {
+            recent.pop_front();
         }
-        let at = u64::from(chunk % PAGE) * NAME as u64;
-        let mut name = Name::ZEROS;
-        if let Some(data) = self.unkept().get(&page) {
-            name.0.copy_from_slice(data.get(to_usize(at)..)?.get(..NAME)?);
-            return Some(name);
-        }
-        match self.file.read_exact_at(&mut name.0, self.layout.page(page).0 + at) {
-            Ok(()) => Some(name),
-            Err(error) => {
-                tracing::warn!(%error, chunk, "a name cannot be read");
-                self.checked[page as usize].store(false, Ordering::Release);
-                None
-            }
-        }
+        name
     }
 
     /// The names of all chunks whose pages are here.
     #[must_use]
     pub fn names(&self) -> Vec<Name> {
         let mut names = Vec::new();
-        for page in (0..self.layout.pages()).filter(|&page| self.has_page(page)) {
-            let (offset, length) = self.layout.page(page);
-            let data = self.read(offset, length).unwrap_or_default();
-            names.extend(data.chunks_exact(NAME).filter_map(|name| name.first_chunk()).map(|&name| Name(name)));
+        for page in (0..self.layout.pages()).filter_map(|page| self.page(page)) {
+            names.extend(page.chunks_exact(NAME).filter_map(|name| name.first_chunk()).map(|&name| Name(name)));
         }
         names
     }
@@ -292,25 +303,25 @@ impl Manifest {
     /// How many pages are known to be here.
     #[must_use]
     pub fn known(&self) -> usize {
-        self.checked.iter().filter(|checked| checked.load(Ordering::Acquire)).count() + self.unkept().len()
+        self.known.iter().filter(|known| known.load(Ordering::Acquire)).count() + self.unkept().len()
     }
 
-    /// A range of the manifest as its export shows it, in bytes. Only of pages that are here.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn read(&self, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+    /// A range of the manifest as its export shows it, in bytes. None if the list or a page is not here.
+    #[must_use]
+    pub fn read(&self, offset: u64, length: u64) -> Option<Vec<u8>> {
         let mut data = vec![0; to_usize(length)];
-        self.file.read_exact_at(&mut data, offset)?;
-        for (&page, unkept) in self.unkept().iter() {
-            let begin = self.layout.page(page).0;
-            let (from, to) = (begin.max(offset), (begin + unkept.len() as u64).min(offset + length));
+        let mut put = |begin: u64, part: &[u8]| {
+            let (from, to) = (begin.max(offset), (begin + part.len() as u64).min(offset + length));
             if from < to {
                 data[to_usize(from - offset)..to_usize(to - offset)]
-                    .copy_from_slice(&unkept[to_usize(from - begin)..to_usize(to - begin)]);
+                    .copy_from_slice(&part[to_usize(from - begin)..to_usize(to - begin)]);
             }
+        };
+        put(0, self.list.get()?);
+        for page in self.pages_of(offset, length) {
+            put(self.layout.page(page).0, &self.page(page)?);
         }
-        Ok(data)
+        Some(data)
     }
 
     /// The pages that a range of the manifest touches.
@@ -390,6 +401,9 @@ mod tests {
         manifest.put_page(0, &pages[0]).unwrap();
         manifest.file.write_all_at(&[1], 5000).unwrap();
         assert!(!opened(folder.path()).has_page(0));
+        assert_eq!((None, None, false), (manifest.name(8), manifest.read(0, 8192), manifest.has_page(0)));
+        manifest.put_page(0, &pages[0]).unwrap();
+        assert_eq!(pages[0][8 * NAME..9 * NAME], manifest.name(8).unwrap().0);
     }
 
     #[test]

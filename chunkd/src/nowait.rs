@@ -2,27 +2,17 @@
 
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Whether the kernel knows the flag for all files that were tried; tmpfs does not, and never waits.
-static KNOWN: AtomicBool = AtomicBool::new(true);
-
-/// Reads from memory what is there. `AGAIN`: a disk has to be waited for. `IO`: the file ends early.
+/// Reads from memory what is there. `AGAIN`: it may have to be waited for, as all that file systems read which do not know
+/// such reads (preadv2(2), `RWF_NOWAIT`). `IO`: the file ends early.
 pub fn read(file: &File, at: u64, into: &mut [u8]) -> Result<(), Errno> {
     let length = into.len();
-    let read = if KNOWN.load(Ordering::Relaxed) {
-        match rustix::io::preadv2(file, &mut [IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT) {
-            Err(Errno::OPNOTSUPP) => {
-                KNOWN.store(false, Ordering::Relaxed);
-                rustix::io::pread(file, &mut *into, at)?
-            }
-            Ok(read) if read < length && read > 0 => return Err(Errno::AGAIN),
-            other => other?,
-        }
-    } else {
-        rustix::io::pread(file, &mut *into, at)?
-    };
-    if read == length { Ok(()) } else { Err(Errno::IO) }
+    match rustix::io::preadv2(file, &mut [IoSliceMut::new(into)], at, ReadWriteFlags::NOWAIT) {
+        Ok(read) if read == length => Ok(()),
+        Ok(0) => Err(Errno::IO),
+        Ok(_) | Err(Errno::OPNOTSUPP) => Err(Errno::AGAIN),
+        Err(error) => Err(error),
+    }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -77,6 +77,9 @@ pub struct ImageSpec {
     pub parents: Vec<ParentSpec>,
 }
 
+/// How long one status may count what the pool has: the agent asks every few seconds.
+const COUNTING: Duration = Duration::from_millis(100);
+
 /// How a parent is used now.
 #[derive(Debug, Serialize)]
 pub struct ParentStatus {
@@ -94,7 +97,7 @@ pub struct ImageStatus {
     pub proven: bool,
     pub fetched: u64,
     pub hits: u64,
-    /// Of its chunks in the pool, which other images may share.
+    /// Of its chunks in the pool, which other images may share. Old if there is much to count.
     pub held: u64,
     /// No parent is needed to read all of the image.
     pub whole: bool,
@@ -334,7 +337,10 @@ impl Registry {
     pub fn held(&self, key: &str, alone: bool) -> Result<u64, Refused> {
         let served = || self.tables().images.values().find(|served| served.image.key == key).map(|it| it.image.clone());
         match if alone { None } else { served() } {
-            Some(image) => Ok(image.held().0),
+            Some(image) => {
+                image.count();
+                Ok(image.held().0)
+            }
             None => Ok(self.notes.held(key, &self.pool, alone)?),
         }
     }
@@ -344,11 +350,18 @@ impl Registry {
     /// # Errors
     /// The image is being served, or a file cannot be read or removed.
     pub fn forget(&self, key: &str) -> Result<u64, Refused> {
-        let tables = self.tables(); // meanwhile nobody begins to serve it
-        if let Some((name, _)) = tables.images.iter().find(|(_, served)| served.image.key == key) {
-            return Err(Refused::InUse(name.clone()));
-        }
-        Ok(self.notes.forget(key, &self.pool)?)
+        let unused = |tables: &Tables| match tables.images.iter().find(|(_, served)| served.image.key == key) {
+            Some((name, _)) => Err(Refused::InUse(name.clone())),
+            None => Ok(()),
+        };
+        unused(&self.tables())?;
+        // This takes seconds for large images, and all who connect want the tables. If somebody begins to serve the image
+        // meanwhile, its chunks are fetched again.
+        let freed = self.notes.names(key, true)?.iter().map(|name| self.pool.forget(name)).sum();
+        let tables = self.tables();
+        unused(&tables)?;
+        self.notes.remove(key)?;
+        Ok(freed)
     }
 
     /// What all images do, or one of them. None if it is not served.
@@ -358,8 +371,17 @@ impl Registry {
             let asked = tables.images.iter().filter(|(name, _)| image.is_none_or(|image| image == *name));
             asked.map(|(name, served)| (name.clone(), served.image.clone())).collect()
         };
+        count(&images);
         images.into_iter().map(|(name, image)| status(name, &image, self.pool.pins.end(&image.key))).collect()
     }
+}
+
+/// Counts what the pool has of images, those first that were counted longest ago, as far as that is quick.
+fn count(images: &[(String, Arc<Image>)]) {
+    let begun = Instant::now();
+    let mut images: Vec<_> = images.iter().map(|(_, image)| image).collect();
+    images.sort_by_cached_key(|image| image.counted());
+    images.iter().take_while(|_| begun.elapsed() < COUNTING).for_each(|image| image.count());
 }
 
 fn status(name: String, image: &Image, pinned: u64) -> ImageStatus {
@@ -391,7 +413,14 @@ fn now() -> u64 {
 
 /// Programs of this host may read all images, by key or by name.
 impl Exports for Registry {
+    /// A VM's disk asks for `IMAGE/KEY`: another image with the same content may have other parents.
     fn find(&self, name: &str) -> Option<Export> {
+        if let Some((image, key)) = name.split_once('/').filter(|(_, key)| *key != "manifest") {
+            return self.export(image, key).map(|export| match export {
+                Export::Image(image) => Export::Disk(image),
+                other => other,
+            });
+        }
         let image = {
             let tables = self.tables();
             let key = name.strip_suffix("/manifest").unwrap_or(name);

@@ -68,34 +68,40 @@ pub trait Exports: Send + Sync {
     fn news(&self) -> watch::Receiver<()>;
 }
 
-/// What a name means: an image, or its manifest.
+/// What a name means: an image, or its manifest. What is read first of an image for a VM's disk makes a boot set.
 #[derive(Clone, Debug)]
 pub enum Export {
     Image(Arc<Image>),
+    Disk(Arc<Image>),
     Manifest(Arc<Image>),
 }
 
 impl Export {
     fn image(&self) -> &Arc<Image> {
         match self {
-            Self::Image(image) | Self::Manifest(image) => image,
+            Self::Image(image) | Self::Disk(image) | Self::Manifest(image) => image,
         }
     }
 
     fn size(&self) -> u64 {
         match self {
-            Self::Image(image) => image.size,
+            Self::Image(image) | Self::Disk(image) => image.size,
             Self::Manifest(image) => image.manifest().map_or(0, |manifest| manifest.layout.length()),
         }
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> bool {
-        matches!(self, Self::Image(image) if image.read_now(offset, into))
+        matches!(self, Self::Image(image) | Self::Disk(image) if image.read_now(offset, into))
+    }
+
+    /// Whether a read can end with an error: that of an origin's own disk.
+    fn may_fail(&self) -> bool {
+        matches!(self, Self::Image(image) | Self::Disk(image) if image.is_origin())
     }
 
     /// A program of this host reads a range.
     fn note(&self, request: &Request) {
-        if let (Self::Image(image), true) = (self, request.length > 0) {
+        if let (Self::Disk(image), true) = (self, request.length > 0) {
             image.boot_set.note(Instant::now().into_std(), request.offset, request.length);
         }
     }
@@ -106,14 +112,14 @@ impl Export {
 
     async fn extents(&self, offset: u64, length: u32, most: usize) -> Result<Vec<Extent>, Failed> {
         match self {
-            Self::Image(image) => Ok(image.extents(offset, length.into(), most).await?),
+            Self::Image(image) | Self::Disk(image) => Ok(image.extents(offset, length.into(), most).await?),
             Self::Manifest(_) => Ok(vec![Extent { length, bits: extent::DATA }]),
         }
     }
 
     async fn read(&self, offset: u64, length: u32) -> Result<Bytes, Failed> {
         match self {
-            Self::Image(image) => image.read(offset, length).await,
+            Self::Image(image) | Self::Disk(image) => image.read(offset, length).await,
             Self::Manifest(image) => image.read_manifest(offset, length).await,
         }
     }
@@ -336,11 +342,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
 
     async fn read_large(&mut self, request: Request) -> Result<(), Ended> {
         self.busy_poll.rest(); // it takes long in any case
-        self.piece.resize(PIECE, 0);
+        // An answer that has begun cannot become an error, so what may fail is read as a whole first.
+        let piece = if self.export.may_fail() { request.length as usize } else { PIECE };
+        self.piece.resize(piece, 0);
         let mut offset = request.offset;
         let end = offset + u64::from(request.length);
         while offset < end {
-            let length = to_usize(end - offset).min(PIECE).min(self.most_paid());
+            let length = to_usize(end - offset).min(piece).min(self.most_paid());
             let begins = offset == request.offset;
             let here = self.export.read_now(offset, &mut self.piece[..length]);
             if begins && !here {
@@ -363,6 +371,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             }
             offset += length as u64;
         }
+        self.piece.truncate(PIECE);
+        self.piece.shrink_to_fit();
         Ok(())
     }
 

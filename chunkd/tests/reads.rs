@@ -10,6 +10,7 @@ use chunkd::fetch::Use;
 use chunkd::image::Class;
 use chunkd::limits::LimitsSpec;
 use chunkd::manifest::{CHUNK, PAGE, to_usize};
+use chunkd::registry::ImageSpec;
 use chunkd::serve::{Export, Exports};
 use common::{BadParent, Client, Content, Fault, Host};
 use futures_util::future::{join, join_all};
@@ -106,6 +107,16 @@ async fn a_child_that_is_named_no_more_is_cut_off() {
     assert!(timeout(Duration::from_millis(300), hosts[1].read(512 << 10, 4096)).await.is_err());
     hosts[0].admit(&["one"]);
     in_time(60, hosts[1].read(512 << 10, 4096)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_child_reads_its_own_image_and_no_other() {
+    let content = Content::new(MIB);
+    let hosts = chain(&content, &[]).await;
+    hosts[0].admit(&["one"]);
+    assert!(in_time(60, Client::child(&hosts[0], "one", "another")).await.is_err());
+    hosts[0].registry.drop_image(common::IMAGE);
+    assert!(in_time(60, Client::child(&hosts[0], "one", &content.key)).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -226,6 +237,38 @@ async fn survives(fault: Fault, then: Then) {
     } else if then == Then::NeverAsked {
         assert_eq!(0, bad.asked.load(Ordering::SeqCst));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_parent_is_asked_less_and_less_for_what_it_lies_about() {
+    let content = Content::new(MIB);
+    let (parent, host) = below(&content, Fault::WrongBytes).await;
+    let read = timeout(Duration::from_secs(1), host.read(0, 512));
+    assert!(read.await.is_err());
+    let asked = parent.asked.load(Ordering::SeqCst);
+    assert!((3..30).contains(&asked), "{asked}"); // without pauses some hundred times
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_reads_by_the_parents_of_its_own_image_whoever_has_the_same_content() {
+    let content = Content::new(MIB);
+    let hosts = chain(&content, &["one"]).await;
+    for number in 0..8 {
+        let name = format!("same-{number}"); // without a parent that lives
+        hosts[1].registry.serve(ImageSpec { name, ..common::spec(&content, Vec::new()) }, None).await.unwrap();
+    }
+    let name = format!("{}/{}", common::IMAGE, content.key);
+    let Some(Export::Disk(image)) = hosts[1].registry.find(&name) else { panic!("there is no {name}") };
+    assert_eq!(content.data.slice(..512), in_time(60, image.read(0, 512)).await.unwrap());
+    assert!(hosts[1].registry.find(&format!("{}/another", common::IMAGE)).is_none());
+}
+
+#[tokio::test]
+async fn a_note_that_is_not_understood_is_as_none() {
+    let content = Content::new(MIB);
+    let host = Host::new("one").await;
+    std::fs::write(host.folder.path().join("manifests").join(format!("{}.json", content.key)), "").unwrap();
+    assert_eq!((0, 0), (host.registry.kept().unwrap().len(), host.registry.forget(&content.key).unwrap()));
 }
 
 /// Reads as long as that has not happened.
@@ -484,6 +527,18 @@ async fn fills_while_a_read_waits(class: Class) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filling_that_is_cancelled_asks_for_nothing_more() {
+    let content = Content::new(32 * MIB);
+    let (parent, host) = below(&content, Fault::Late(Duration::from_millis(20))).await;
+    host.registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon).unwrap();
+    in_time(60, asked(&parent)).await;
+    host.registry.fill(common::IMAGE, Vec::new(), Class::Soon).unwrap();
+    in_time(60, filled(&host, 0)).await;
+    in_time(60, host.read(31 * u64::from(MIB), 512)).await; // a while later
+    assert!(host.fetched() < 16 * u64::from(MIB), "{}", host.fetched());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn filling_keeps_to_the_limit() {
     let content = Content::new(2 * MIB);
     let hosts = chain(&content, &["one"]).await;
@@ -558,13 +613,15 @@ async fn filling_ends_when_a_pinned_image_has_all_of_the_pool() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_programs_of_the_host_read_makes_a_boot_set_and_what_children_read_does_not() {
+async fn what_disks_of_vms_read_makes_a_boot_set_and_what_others_read_does_not() {
     let content = Content::new(4 * MIB);
     let hosts = chain(&content, &[]).await;
     hosts[0].admit(&["one"]);
     let mut child = in_time(60, Client::child(&hosts[0], "one", &content.key)).await.unwrap();
     in_time(60, child.read(0, MIB)).await;
-    let mut vm = in_time(60, Client::vm(&hosts[0], &content.key)).await.unwrap();
+    let mut program = in_time(60, Client::vm(&hosts[0], common::IMAGE)).await.unwrap();
+    in_time(60, program.read(2 * u64::from(MIB), MIB)).await;
+    let mut vm = in_time(60, Client::vm(&hosts[0], &format!("{}/{}", common::IMAGE, content.key))).await.unwrap();
     in_time(60, vm.read(u64::from(MIB), MIB)).await;
     assert_eq!(None, hosts[0].registry.boot_set(common::IMAGE).unwrap()); // the boot goes on
     let Some(Export::Image(image)) = hosts[0].registry.find(common::IMAGE) else { panic!("it is served") };

@@ -105,10 +105,17 @@ class ChunkPool:
                 return blockdev.size(disk.fileno())
         return self._limit or min(LARGEST, shutil.disk_usage(path.parent).total // SHARE)
 
+    def _limit_now(self, path: Path, recorded: int) -> int:
+        """Files follow what the administrator says now, and the first one its file system. Raises OSError."""
+        if path == self._default:
+            return self._limit_of(path)
+        return recorded if self._limit is None or path.is_block_device() else self._limit
+
     def _recorded(self) -> dict[Path, int]:
         """The volumes, with the most bytes of each. Raises OSError."""
         try:
-            return {Path(path): int(limit) for path, limit in json.loads(self._record.read_text()).items()}
+            known = {Path(path): int(limit) for path, limit in json.loads(self._record.read_text()).items()}
+            return {path: self._limit_now(path, limit) for path, limit in known.items()}
         except FileNotFoundError:
             pass
         except (ValueError, TypeError, AttributeError) as error:

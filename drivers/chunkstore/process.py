@@ -102,8 +102,8 @@ class Process:
         with self._lock:
             if self._known and self.alive():
                 return
-            if self.alive() and self._is_of_another_version():
-                log.info("the chunk store is of another version: it is started again")
+            if self.alive() and (why := self._outdated()):
+                log.info("the chunk store is started again: %s", why)
                 self._end()
             if not self.alive():
                 self._end()
@@ -133,11 +133,15 @@ class Process:
 
     # What follows wants the lock
 
-    def _is_of_another_version(self) -> bool:
+    def _outdated(self) -> str:
+        """Why a process that the agent before has started must not go on; empty if it may."""
         try:
-            return bool(self.control.call("status")["version"] != version("virtman"))
-        except StoreDown:  # it hangs
-            return True
+            status = self.control.call("status")
+        except StoreDown:
+            return "it hangs"
+        if status["version"] != version("virtman"):
+            return "it is of another version"
+        return "" if status["address"] == self.address.removeprefix("nbds://") else "this host has another address"
 
     def _end(self) -> None:
         ended, self._daemon, self._known = self._daemon, None, False

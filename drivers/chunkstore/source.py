@@ -156,8 +156,9 @@ class ChunkSource:
         self._link(image).unlink(missing_ok=True)
         self._told = -FRESH
 
-    def device(self, image: Image) -> Device:
-        return Device(size=image.size, node=client_node(self._link(image.name), image.key))
+    def device(self, image: Image, *, of_vm: bool = True) -> Device:
+        export = f"{image.name}/{image.key}" if of_vm else image.name
+        return Device(size=image.size, node=client_node(self._link(image.name), export))
 
     def serving(self, image: str) -> bool:
         return self._link(image).exists() and image in self._known()
@@ -248,24 +249,22 @@ class ChunkSource:
                 return {}
             if time.monotonic() - self._told >= FRESH:
                 try:
-                    images = self._call("status", timeout=_QUICK)["images"]
+                    self._images = {each["name"]: each for each in self._call("status", timeout=_QUICK)["images"]}
                 except DriverError as error:
-                    log.warning("what is served cannot be told: %s", error)
-                    images = []
-                self._images = {image["name"]: image for image in images}
+                    log.warning("what is served cannot be told, and is taken to be as before: %s", error)
                 self._told = time.monotonic()
             return self._images
 
 
-def client_node(socket: Path, key: str) -> BlockNode:
+def client_node(socket: Path, export: str) -> BlockNode:
     """The node by which a QEMU reads an image at a socket, and outlives restarts of the process.
 
-    It asks for the image by its ``key``: who serves other content under the same name refuses.
+    A VM's ``export`` has the image's key: who serves other content under the same name refuses.
     """
     return {
         "driver": "nbd",
         "server": {"type": "unix", "path": str(socket)},
-        "export": key,
+        "export": export,
         "reconnect-delay": RECONNECT_DELAY,
         "open-timeout": OPEN_TIMEOUT,
     }

@@ -13,7 +13,7 @@ import click
 
 from virtman.cli import options
 from virtman.cli.output import Answer, Failure, fields
-from virtman.errors import NotFound, UnknownImage, UnknownVm, VirtmanError
+from virtman.errors import CoordinatorDown, NotFound, UnknownImage, UnknownVm
 from virtman.sizes import check_size
 from volt.printing import table
 from volt.text import natural_order, size_text
@@ -115,8 +115,8 @@ def show(client: AgentClient, name: str, image: bool) -> Answer:
             return shown(client.image(name))
         except UnknownImage:
             raise NotFound(f"{missing}, and no image has this name") from None
-        except VirtmanError:  # Volt does not answer, say
-            raise missing from None
+        except CoordinatorDown as error:
+            raise CoordinatorDown(f"{missing}; whether an image has this name cannot be told: {error}") from None
 
 
 def _shown(answer: Vm) -> Answer:

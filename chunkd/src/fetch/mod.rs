@@ -16,7 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use serde::Serialize;
 use thiserror::Error;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::loops::Loops;
@@ -36,6 +36,10 @@ const SAMPLE: u64 = 64;
 /// Requests that must be answered for each one that is sent twice because it is late.
 const ANSWERS_PER_HEDGE: i64 = 50;
 const MOST_HEDGES: i64 = 10;
+
+/// What all parents have failed is asked for again after a pause, which doubles each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// The image's stack is being removed.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -161,12 +165,39 @@ impl Upstream {
     /// # Errors
     /// The image is dropped.
     pub async fn read(&self, offset: u64, length: u32) -> Result<Answer, Closed> {
+        let mut tries = 0;
         loop {
+            self.pause(tries).await?;
             let route = self.first().await?;
             if let Some(answer) = self.ask(route, offset, length).await? {
                 self.hedges.fetch_min(ANSWERS_PER_HEDGE * MOST_HEDGES - 1, Ordering::Relaxed);
                 self.hedges.fetch_add(1, Ordering::Relaxed);
                 return Ok(answer);
+            }
+            tries += 1;
+        }
+    }
+
+    /// Waits before something is asked again that has failed so many times, the longer the more often; not if there is a
+    /// parent that has not failed.
+    ///
+    /// # Errors
+    /// The image is dropped.
+    pub async fn pause(&self, tries: u32) -> Result<(), Closed> {
+        if tries == 0 {
+            return Ok(());
+        }
+        let end = Instant::now() + (FIRST_PAUSE * 2u32.saturating_pow(tries - 1)).min(LONGEST_PAUSE);
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.routes().iter().any(|route| route.rests_until().is_none()) {
+                return Ok(());
+            }
+            tokio::select! {
+                () = sleep_until(end) => return Ok(()),
+                () = changed => {}
+                () = self.closed.cancelled() => return Err(Closed),
             }
         }
     }

@@ -377,12 +377,14 @@ mod tests {
         route.fail(&Lost::Refused(5));
         assert!(route.lost());
         assert_eq!([Fault::Dead], faults(&mut heard)[..]);
-        for fault in [Fault::Hung, Fault::Lying] {
+        for (fault, rest) in [(Fault::Hung, HUNG_REST), (Fault::Lying, LYING_REST)] {
             sleep(LYING_REST).await;
             route.fail(&Lost::Ended);
             route.leave(fault);
             route.leave(fault);
             assert_eq!([fault], faults(&mut heard)[..]);
+            assert_eq!(Some(Instant::now() + rest), route.rests_until());
         }
+        assert_eq!([60, 600], [HUNG_REST, LYING_REST].map(|rest| rest.as_secs())); // docs/chunkstore.md
     }
 }

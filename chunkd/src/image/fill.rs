@@ -1,7 +1,8 @@
 //! Filling: ranges of an image are kept here before anybody reads them.
 //!
 //! It stays behind demand. An image has several requests on their way, but only one while any read of this host waits for a
-//! parent. In the idle class it hardly takes anything from who reads. What is kept already is not read from the disk.
+//! parent. In the idle class it hardly takes anything from who reads. What is kept already is not read from the disk, unless
+//! that was not done since this process began.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,7 +145,18 @@ impl Image {
         while let Some(length) = coming.next().await {
             progress.add(length?);
         }
+        if progress.of == self.size {
+            self.compared.store(true, Ordering::Release);
+        }
         Ok(())
+    }
+
+    /// Whether the pool has a chunk. What was there before this process is compared first: a power cut may have torn it.
+    async fn is_kept_right(&self, name: Name) -> bool {
+        match self.kept(&name) {
+            Some(place) if !self.pool.is_checked(place) => matches!(self.check(place, name).await, Ok(Some(_))),
+            place => place.is_some(),
+        }
     }
 
     /// The chunks that a range touches and that are not here.
@@ -155,7 +167,7 @@ impl Image {
                 continue;
             }
             let name = self.name(chunk).await?;
-            if name != Name::ZEROS && self.kept(&name).is_none() {
+            if name != Name::ZEROS && !self.is_kept_right(name).await {
                 missing.push((chunk, name));
             }
         }

@@ -7,8 +7,9 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
@@ -100,16 +101,19 @@ pub struct Image {
     pub hits: AtomicU64,
     pub boot_set: BootSet,
     filling: Mutex<Filling>,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Held>,
+    /// All of it was compared with its hashes since this process began: it was filled as a whole.
+    compared: AtomicBool,
 }
 
 /// What the pool had of the image when it and the manifest were as these numbers say.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Held {
     changes: u64,
     pages: usize,
     bytes: u64,
     whole: bool,
+    counted: Option<Instant>,
 }
 
 /// Chunks whose flights end when this is dropped, whatever ends their fetch.
@@ -160,26 +164,46 @@ impl Image {
             boot_set: BootSet::default(),
             filling: Mutex::default(),
             held: Mutex::default(),
+            compared: AtomicBool::new(false),
         }
     }
 
-    /// Bytes of the image's chunks in the pool, and whether this host needs no parent to read all of the image.
-    ///
-    /// Cheap if nothing has changed since the last call.
+    /// Whether this host has all of the image, whatever is in the pool.
+    #[must_use]
+    pub fn is_origin(&self) -> bool {
+        self.content.is_some()
+    }
+
+    /// Bytes of the image's chunks in the pool, and whether this host needs no parent to read all of the image, as counted
+    /// last.
+    #[must_use]
     pub fn held(&self) -> (u64, bool) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.last_held();
+        (held.bytes, self.is_origin() || held.whole && self.compared.load(Ordering::Acquire))
+    }
+
+    /// When what the pool has was counted last.
+    #[must_use]
+    pub fn counted(&self) -> Option<Instant> {
+        self.last_held().counted
+    }
+
+    /// Counts what the pool has. Cheap if nothing has changed since the last time.
+    pub fn count(&self) {
         let (changes, pages) = (self.pool.changes(), self.manifest.as_ref().map_or(0, Manifest::known));
-        match &*held {
-            Some(held) if (held.changes, held.pages) == (changes, pages) => (held.bytes, held.whole),
-            _ => {
-                let names = names(&self.key, self.size, self.manifest.as_ref());
-                let known = self.manifest.as_ref().is_none_or(Manifest::is_whole);
-                let whole = self.content.is_some() || (known && self.pool.has_all(&names));
-                let bytes = self.pool.held(&names);
-                *held = Some(Held { changes, pages, bytes, whole });
-                (bytes, whole)
-            }
+        let last = self.last_held();
+        if last.counted.is_some() && (last.changes, last.pages) == (changes, pages) {
+            return;
         }
+        drop(last);
+        let names = names(&self.key, self.size, self.manifest.as_ref());
+        let known = self.manifest.as_ref().is_none_or(Manifest::is_whole);
+        let (bytes, whole) = (self.pool.held(&names), known && self.pool.has_all(&names));
+        *self.last_held() = Held { changes, pages, bytes, whole, counted: Some(Instant::now()) };
+    }
+
+    fn last_held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads what is here, without waiting for anything. False: call `read`.
@@ -316,12 +340,13 @@ impl Image {
         }
     }
 
-    /// Has the pages of the manifest here that a range of the manifest is in. Nothing to do without a manifest.
+    /// Has the pages of the manifest here that a range of the manifest is in. Nothing to do without a manifest, and on an
+    /// origin, which has all of it.
     ///
     /// # Errors
     /// The image is dropped.
     pub async fn need_pages(&self, offset: u64, length: u64) -> Result<(), Closed> {
-        let Some(manifest) = &self.manifest else { return Ok(()) };
+        let Some(manifest) = self.manifest.as_ref().filter(|_| self.content.is_none()) else { return Ok(()) };
         let _one = self.one_page.lock().await;
         if !manifest.has_list() {
             self.fetch_list(manifest).await?;
@@ -335,7 +360,10 @@ impl Image {
     }
 
     async fn fetch_list(&self, manifest: &Manifest) -> Result<(), Closed> {
+        let mut tries = 0;
         loop {
+            self.manifest_parents.pause(tries).await?;
+            tries += 1;
             let (list, route) = self.ask_manifest(0, manifest.layout.list()).await?;
             match manifest.put_list(&list, true) {
                 Ok(()) => return Ok(()),
@@ -355,7 +383,10 @@ impl Image {
         if manifest.put_page(page, &vec![0; to_usize(length)]).is_ok() {
             return Ok(()); // the names of zeros need not travel
         }
+        let mut tries = 0;
         loop {
+            self.manifest_parents.pause(tries).await?;
+            tries += 1;
             let (data, route) = self.ask_manifest(offset, length).await?;
             match manifest.put_page(page, &data) {
                 Ok(()) => return Ok(()),
@@ -386,11 +417,17 @@ impl Image {
     /// Reads a range of the manifest as its export shows it, in bytes.
     ///
     /// # Errors
-    /// The image is dropped, or the manifest's file cannot be read.
+    /// The image is dropped, or the manifest of an origin is damaged.
     pub async fn read_manifest(&self, offset: u64, length: u32) -> Result<Bytes, Failed> {
-        self.need_pages(offset, length.into()).await?;
         let manifest = self.manifest.as_ref().ok_or(Closed)?;
-        Ok(manifest.read(offset, length.into())?.into())
+        loop {
+            self.need_pages(offset, length.into()).await?;
+            match manifest.read(offset, length.into()) {
+                Some(data) => return Ok(data.into()),
+                None if self.content.is_none() => {} // a page was damaged meanwhile
+                None => return Err(io::Error::other("its manifest is damaged").into()),
+            }
+        }
     }
 
     /// Which parts of a range, in bytes, hold data and which hold nothing but zeros, from its beginning: `most` parts.
@@ -428,8 +465,9 @@ impl Image {
     async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>, mut paid: bool) -> Result<(), Closed> {
         let permits = u32::try_from(run.len() * to_usize(CHUNK)).unwrap_or(u32::MAX);
         let _room = self.in_flight.acquire_many(permits).await.map_err(|_| Closed)?;
-        let mut runs = VecDeque::from([run]);
-        while let Some(run) = runs.pop_front() {
+        let mut runs = VecDeque::from([(0, run)]);
+        while let Some((tries, run)) = runs.pop_front() {
+            self.parents.pause(tries).await?;
             let offset = u64::from(run[0].chunk) * CHUNK;
             let length = (run.len() as u64 * CHUNK).min(self.size - offset);
             if !std::mem::take(&mut paid) {
@@ -441,7 +479,7 @@ impl Image {
             self.keep(right).await;
             if !wrong.is_empty() {
                 route.leave(Fault::Lying);
-                runs.extend(wrong.into_iter().map(|wanted| vec![wanted]));
+                runs.extend(wrong.into_iter().map(|wanted| (tries + 1, vec![wanted])));
             }
         }
         Ok(())
@@ -559,21 +597,28 @@ mod tests {
         pool.keep(&Entry { name, content: name }, &chunk(number)).unwrap();
     }
 
+    fn counted(image: &Image) -> (u64, bool) {
+        image.count();
+        image.held()
+    }
+
     #[test]
     fn held_follows_the_pool_and_the_names_that_are_known() {
         let folder = tempfile::tempdir().unwrap();
         let (pool, image, page) = scene(folder.path());
         keep(&pool, 1); // as another image does
-        assert_eq!([(0, false); 2], [image.held(), image.held()]);
+        assert_eq!([(0, false); 2], [counted(&image), counted(&image)]);
         image.manifest().unwrap().put_page(0, &page).unwrap();
-        assert_eq!((CHUNK, false), image.held());
+        assert_eq!((CHUNK, false), counted(&image));
         keep(&pool, 2);
         keep(&pool, 7); // of another image
-        assert_eq!([(2 * CHUNK, false); 2], [image.held(), image.held()]);
+        assert_eq!([(2 * CHUNK, false); 2], [counted(&image), counted(&image)]);
         keep(&pool, 3);
-        assert_eq!((3 * CHUNK, true), image.held());
+        assert_eq!((3 * CHUNK, false), counted(&image)); // nobody has compared it
+        image.compared.store(true, Ordering::Release);
+        assert_eq!((3 * CHUNK, true), counted(&image));
         pool.forget(&Name::of_chunk(&chunk(3)));
         pool.forget(&Name::of_chunk(&chunk(1)));
-        assert_eq!((CHUNK, false), image.held());
+        assert_eq!(((3 * CHUNK, true), (CHUNK, false)), (image.held(), counted(&image)));
     }
 }

@@ -11,9 +11,10 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arc_swap::ArcSwapOption;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -57,16 +58,18 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Member {
     pub path: PathBuf,
-    file: File,
+    /// None once it is used no more, so that its space is free again.
+    file: ArcSwapOption<File>,
+    /// The most bytes that it was to have.
+    pub wanted: u64,
     slots: u32,
     /// The length of the file; none for a block device.
     length: Option<u64>,
     words: Box<[AtomicU32]>,
     sieve: Mutex<Sieve>,
     /// Bytes to leave free in its file system.
-    reserve: u64,
+    reserve: AtomicU64,
     held: AtomicU64,
-    retired: AtomicBool,
     /// See `Pool::changes`.
     changes: Arc<AtomicU64>,
 }
@@ -101,14 +104,14 @@ impl Member {
         }
         let member = Self {
             path: path.to_owned(),
-            file,
+            file: ArcSwapOption::from_pointee(file),
+            wanted: limit,
             slots,
             length,
             words: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             sieve: Mutex::new(Sieve::new(slots)),
-            reserve,
+            reserve: reserve.into(),
             held: AtomicU64::new(0),
-            retired: AtomicBool::new(false),
             changes,
         };
         let entries = if known { member.load()? } else { Vec::new() };
@@ -120,7 +123,7 @@ impl Member {
         let mut sieve = self.sieve();
         let mut block = vec![0; to_usize(CHUNK)];
         for group in 0..self.slots.div_ceil(GROUP) {
-            self.file.read_exact_at(&mut block, CHUNK + u64::from(group) * GROUP_BYTES)?;
+            self.file()?.read_exact_at(&mut block, CHUNK + u64::from(group) * GROUP_BYTES)?;
             let slots = group * GROUP..((group + 1) * GROUP).min(self.slots);
             for (slot, bytes) in slots.zip(block.chunks_exact(ENTRY)) {
                 // Slots are used in their order, so one without a name may have chunks after it.
@@ -138,6 +141,12 @@ impl Member {
             }
         }
         Ok(entries)
+    }
+
+    /// # Errors
+    /// It is used no more.
+    fn file(&self) -> io::Result<Arc<File>> {
+        self.file.load_full().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Bytes of chunks.
@@ -162,17 +171,24 @@ impl Member {
         (word & USED != 0).then_some(word / GENERATION)
     }
 
+    #[must_use]
+    pub fn is_checked(&self, slot: u32) -> bool {
+        self.words.get(slot as usize).is_some_and(|word| word.load(Ordering::Acquire) & CHECKED != 0)
+    }
+
     /// Reads a part of a chunk, `offset` bytes from its beginning, without waiting for a disk.
     pub fn read(&self, slot: u32, generation: u32, offset: u64, into: &mut [u8]) -> Found {
-        let Some(word) = self.words.get(slot as usize) else { return Found::Gone };
+        let (Some(word), Some(file)) = (self.words.get(slot as usize), self.file.load_full()) else {
+            return Found::Gone;
+        };
         let before = word.load(Ordering::Acquire);
-        if before & USED == 0 || before / GENERATION != generation || self.retired() {
+        if before & USED == 0 || before / GENERATION != generation {
             return Found::Gone;
         }
         if before & CHECKED == 0 {
             return Found::Unchecked;
         }
-        match nowait::read(&self.file, at(slot) + offset, into) {
+        match nowait::read(&file, at(slot) + offset, into) {
             Ok(()) => {}
             Err(Errno::AGAIN) => {
                 word.fetch_and(!CHECKED, Ordering::SeqCst);
@@ -199,7 +215,7 @@ impl Member {
         if self.generation(slot) != Some(generation) {
             return false;
         }
-        let right = self.file.read_exact_at(into, at(slot)).is_ok() && {
+        let right = self.file().and_then(|file| file.read_exact_at(into, at(slot))).is_ok() && {
             let content = Name(blake3::hash(into).into());
             if proven { *name == content } else { self.entry(slot) == Some(Entry { name: *name, content }) }
         };
@@ -215,7 +231,7 @@ impl Member {
 
     fn entry(&self, slot: u32) -> Option<Entry> {
         let mut bytes = [0; ENTRY];
-        self.file.read_exact_at(&mut bytes, entry_at(slot)).ok()?;
+        self.file().ok()?.read_exact_at(&mut bytes, entry_at(slot)).ok()?;
         Entry::parse(&bytes)
     }
 
@@ -287,25 +303,32 @@ impl Member {
 
     /// Forgets the entry, and gives the space of the chunk back to the file system.
     fn punch(&self, slot: u32) -> io::Result<()> {
-        self.file.write_all_at(&[0; ENTRY], entry_at(slot))?;
+        let file = self.file()?;
+        file.write_all_at(&[0; ENTRY], entry_at(slot))?;
         if self.length.is_some() {
             let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(&self.file, flags, at(slot), CHUNK)?;
+            rustix::fs::fallocate(&file, flags, at(slot), CHUNK)?;
         }
         Ok(())
     }
 
-    /// Nothing is read from it or kept in it from now on.
-    pub fn retire(&self) {
-        self.retired.store(true, Ordering::SeqCst);
-        if let Err(error) = rustix::fs::flock(&self.file, FlockOperation::Unlock) {
-            tracing::warn!(path = %self.path.display(), %error, "a member stays locked until the process ends");
+    /// Nothing is read from it or kept in it from now on. What is under way has the file that is returned open still.
+    pub fn retire(&self) -> Option<Arc<File>> {
+        let file = self.file.swap(None)?;
+        if let Err(error) = rustix::fs::flock(&file, FlockOperation::Unlock) {
+            tracing::warn!(path = %self.path.display(), %error, "a member stays locked for a while");
         }
+        Some(file)
     }
 
     #[must_use]
     pub fn retired(&self) -> bool {
-        self.retired.load(Ordering::SeqCst)
+        self.file.load().is_none()
+    }
+
+    /// Has other bytes stay free in its file system.
+    pub fn set_reserve(&self, reserve: u64) {
+        self.reserve.store(reserve, Ordering::Relaxed);
     }
 
     /// The next generation of the slot, without a chunk.
@@ -324,11 +347,11 @@ impl Member {
     /// Nothing may go, or the chunk cannot be written.
     pub fn keep(&self, entry: &Entry, data: &[u8]) -> io::Result<(u32, u32)> {
         let slot = self.take().ok_or(io::ErrorKind::StorageFull)?;
-        let written = self
-            .file
-            .write_all_at(data, at(slot))
-            .and_then(|()| self.file.write_all_at(&entry.bytes(), entry_at(slot)))
-            .and_then(|()| self.whole());
+        let written = self.file().and_then(|file| {
+            file.write_all_at(data, at(slot))?;
+            file.write_all_at(&entry.bytes(), entry_at(slot))?;
+            self.whole(&file)
+        });
         let mut sieve = self.sieve();
         if let Err(error) = written {
             sieve.give_back(slot);
@@ -361,21 +384,22 @@ impl Member {
 
     /// Whether the file may take more of its file system.
     fn has_room(&self) -> bool {
-        let room = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize > self.reserve + 2 * CHUNK;
-        self.length.is_none() || rustix::fs::fstatvfs(&self.file).is_ok_and(room)
+        let wanted = self.reserve.load(Ordering::Relaxed) + 2 * CHUNK;
+        let room = |file| rustix::fs::fstatvfs(file).is_ok_and(|stat| stat.f_bavail * stat.f_frsize > wanted);
+        self.length.is_none() || self.file.load().as_ref().is_some_and(room)
     }
 
     /// Whether the file has its length still. If somebody has cut it off, a write made zeros of what was there.
-    fn whole(&self) -> io::Result<()> {
+    fn whole(&self, file: &File) -> io::Result<()> {
         let Some(length) = self.length else { return Ok(()) };
-        if self.file.metadata()?.len() == length {
+        if file.metadata()?.len() == length {
             return Ok(());
         }
         tracing::warn!(path = %self.path.display(), "somebody has cut the file off: all chunks are checked again");
         self.words.iter().for_each(|word| {
             word.fetch_and(!CHECKED, Ordering::SeqCst);
         });
-        self.file.set_len(length)?;
+        file.set_len(length)?;
         Err(io::ErrorKind::Interrupted.into())
     }
 

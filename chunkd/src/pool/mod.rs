@@ -14,6 +14,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use index::Index;
 use member::Member;
@@ -22,6 +23,9 @@ use pins::Pins;
 pub use pins::Turn;
 
 use crate::manifest::{CHUNK, Name};
+
+/// A disk that takes so long for a chunk hangs.
+const HANGS: Duration = Duration::from_secs(5);
 
 /// Members that a pool can get between two starts.
 const MOST: usize = 255;
@@ -79,15 +83,19 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Adds a file or a block device, of at most `limit` bytes. One that is a member already is left alone. `reserve`: bytes
-    /// to leave free in the file system. `make`: a file that is not there.
+    /// Adds a file or a block device, of at most `limit` bytes. One that is a member already is opened anew if it is to be
+    /// smaller or larger. `reserve`: bytes to leave free in the file system. `make`: a file that is not there.
     ///
     /// # Errors
     /// It cannot be opened, is too small, or holds something else.
     pub fn add(&self, path: &Path, limit: u64, reserve: u64, make: bool) -> io::Result<()> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.all().any(|(_, member)| member.path == path) {
-            return Ok(());
+        if let Some((_, member)) = self.all().find(|(_, member)| member.path == path) {
+            member.set_reserve(reserve);
+            if member.wanted == limit {
+                return Ok(());
+            }
+            self.retire(member);
         }
         let number = u8::try_from(*used + 1).map_err(io::Error::other)?;
         let place = self.members.get(*used).ok_or_else(|| io::Error::other("too many changes; start again"))?;
@@ -105,9 +113,17 @@ impl Pool {
     /// Uses a member no more. Returns whether it was one.
     pub fn remove(&self, path: &Path) -> bool {
         let found = self.all().find(|(_, member)| member.path == path);
-        let removed = found.inspect(|(_, member)| member.retire()).is_some();
+        found.inspect(|(_, member)| self.retire(member)).is_some()
+    }
+
+    /// Returns when nobody uses the member's file any more, or when what still does hangs.
+    fn retire(&self, member: &Member) {
+        let file = member.retire();
         self.changed();
-        removed
+        let begun = Instant::now();
+        while file.as_ref().is_some_and(|file| Arc::strong_count(file) > 1) && begun.elapsed() < HANGS {
+            std::thread::sleep(Duration::from_millis(1)); // reads and writes of one chunk
+        }
     }
 
     fn changed(&self) {
@@ -182,6 +198,12 @@ impl Pool {
     /// Returns whether the chunk is there and right.
     pub fn check(&self, place: Place, name: &Name, proven: bool, into: &mut [u8]) -> bool {
         self.member(place).is_some_and(|member| member.check(place.slot, place.generation, name, proven, into))
+    }
+
+    /// Whether a chunk was compared with its hash, or written, and is in memory as far as is known.
+    #[must_use]
+    pub fn is_checked(&self, place: Place) -> bool {
+        self.member(place).is_some_and(|member| member.is_checked(place.slot))
     }
 
     /// Keeps a whole chunk, in the members by turns. Returns its place; none if there is no room, or a disk fails.

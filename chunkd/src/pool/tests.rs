@@ -219,6 +219,27 @@ fn a_member_of_another_process_is_left_alone() {
 }
 
 #[test]
+fn a_member_that_is_removed_has_no_file_open() {
+    let scene = Scene::new();
+    scene.keep(1);
+    let opened = || {
+        let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+        fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok()).any(|path| path == scene.file())
+    };
+    assert!(opened() && scene.pool.remove(&scene.file()) && !opened());
+}
+
+#[test]
+fn a_member_gets_another_limit_and_reserve() {
+    let scene = Scene::new();
+    scene.keep(1);
+    scene.pool.add(&scene.file(), LIMIT / 2, 0, true).unwrap();
+    assert!(scene.pool.usage().1 < LIMIT / 2 && scene.check(1));
+    scene.pool.add(&scene.file(), LIMIT / 2, u64::MAX / 2, true).unwrap();
+    assert_eq!(CHUNK, scene.pool.shrink());
+}
+
+#[test]
 fn a_file_that_somebody_cuts_off_loses_chunks_and_serves_no_zeros() {
     let scene = Scene::new();
     let places: Vec<Place> = (0..8).map(|number| scene.keep(number)).collect();
@@ -271,6 +292,21 @@ fn no_chunk_goes_to_the_reserve_of_the_file_system() {
     scene.pool.add(&scene.file(), LIMIT, u64::MAX / 2, true).unwrap();
     let (entry, data) = chunk(1);
     assert_eq!(None, scene.pool.keep(&entry, &data));
+}
+
+#[test]
+fn a_pool_gives_space_back_until_the_reserve_is_free_and_keeps_the_rest() {
+    let free = |scene: &Scene| {
+        let stat = rustix::fs::statvfs(scene.folder.path()).unwrap();
+        stat.f_bavail * stat.f_frsize
+    };
+    let scene = Scene::new();
+    let first = scene.keep(0);
+    (1..9).for_each(|number| _ = scene.keep(number));
+    scene.pool.add(&scene.file(), LIMIT, free(&scene) / 2, true).unwrap();
+    assert_eq!((0, Found::Data), (scene.pool.shrink(), scene.read(first).0)); // others use this file system, too
+    scene.pool.add(&scene.file(), LIMIT, free(&scene) * 2, true).unwrap();
+    assert_eq!((9 * CHUNK, 0), (scene.pool.shrink(), scene.pool.usage().0));
 }
 
 #[test]

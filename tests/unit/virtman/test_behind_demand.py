@@ -12,7 +12,7 @@ from tests.unit.virtman.scene import MIB, Scene, await_quiet
 from tests.unit.virtman.test_cut_off import CutOff, offered
 from tests.unit.virtman.test_upkeep import GRACE, UpkeepTest
 from virtman import cleaning, creating, hosting, hydrating, origins
-from virtman.errors import CallerGone, Conflict, DriverTrouble, NotSupported
+from virtman.errors import CallerGone, Conflict, DriverTrouble, NotSupported, UnknownImage
 from virtman.hydrating import PIN, STUCK
 from virtman.imagekeeper import HYDRATION
 from virtman.upkeep import Upkeep
@@ -91,7 +91,7 @@ class HydrationTest(HydrationCase):
         self.beat()
         self.beat(after=GRACE)
         self.scene.check_empty(self)
-        hydrating.cancel(self.scene.stacks, "debian")
+        self.assertRaises(UnknownImage, hydrating.cancel, self.scene.stacks, "debian")
 
     def test_a_withdrawn_one_goes(self) -> None:
         self.hydrate()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from testtools import TestCase
 
-from drivers.base import Place
+from drivers.base import Limits, Place
 from tests.others import GROUP, as_nobody
 from tests.unit.virtman.scene import folder_for
 from virtman.config import LIBVIRT_GROUP, LONGEST_SOCKET, SOCKET_PATH_MAX, AgentConfig, agent_id, prepare, serve_to
@@ -64,8 +64,14 @@ class PrepareTest(TestCase):
         self.assertNotEqual(known, agent_id(state))
 
     def test_drivers_and_clients_are_told_where(self) -> None:
-        config = replace(self.config(), address="10.0.0.7", path_policy="round-robin", reserve=7)
-        self.assertEqual(Place(config.state, config.run, "here", "10.0.0.7", "round-robin", reserve=7), config.place)
+        config = replace(
+            self.config(), address="10.0.0.7", path_policy="round-robin", reserve=7, up=1, down=2, connections=3
+        )
+        told = Place(
+            config.state, config.run, "here", "10.0.0.7", "round-robin", reserve=7,
+            limits=Limits(up=1, down=2, connections=3),
+        )  # fmt: skip
+        self.assertEqual(told, config.place)
         self.assertEqual(config.run / "agent.sock", config.socket)
 
     def test_bad_names_and_folders_are_refused(self) -> None:

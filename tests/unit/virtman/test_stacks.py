@@ -242,13 +242,20 @@ class OriginTest(StacksTest):
             self.assertIs(TROUBLE, self.assertRaises(DriverError, self.publish), call)
             self.scene.check_empty(self)
 
-    def test_a_child_that_joined_before_volt_answered_is_allowed(self) -> None:
-        def join(moment: str) -> None:
-            if moment == "after volt.publish":
-                place = self.volt.places["mine"]
-                self.volt.places["mine"] = place.model_copy(update={"children": [CHILD_OF_MINE]})
+    def join(self, moment: str) -> None:
+        if moment == "after volt.publish":
+            place = self.volt.places["mine"]
+            self.volt.places["mine"] = place.model_copy(update={"children": [CHILD_OF_MINE]})
 
-        self.volt.moment = join
+    def test_a_child_that_joined_before_volt_answered_is_allowed(self) -> None:
+        self.volt.moment = self.join
+        self.publish()
+        self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
+
+    def test_a_volt_that_counts_revisions_anew_is_believed_when_its_image_is_published_again(self) -> None:
+        self.volt._revision = 7
+        self.publish()
+        self.volt._revision, self.volt.moment = 0, self.join
         self.publish()
         self.assertEqual([child("child", "mine")], self.host.allowed["mine"])
 

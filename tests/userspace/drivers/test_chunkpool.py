@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from drivers.errors import BadVolume
@@ -63,6 +64,16 @@ class ChunkPoolTest(ChunkHostCase):
         self.assertEqual(self.image.size, self.held())
         self.assertTrue(self.pool.remove_volume(disk))
         self.assertEqual(bytes(MIB), disk.read_bytes()[:MIB])
+
+    def test_another_limit_holds_from_the_next_agent_on(self) -> None:
+        more = self.root / "more"
+        self.pool.add_volume(more)
+        self.child.place = replace(self.child.place, cache_limit=32 * MIB)
+        self.child.restart()
+        self.child.join(self.image, [self.top])
+        self.assertEqual([32 * MIB] * 2, [volume.size for volume in self.child.source.group.volumes()])
+        self.assertLess(more.stat().st_size, 33 * MIB)
+        self.assert_same(self.child.uri(self.image), self.file)
 
     def test_what_somebody_else_may_need_is_refused_and_left_alone(self) -> None:
         file = self.root / "theirs"

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import signal
+import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
-from drivers.base import Filled, Limits, Parent, PathState
+from drivers.base import Child, Filled, Image, Limits, Parent, PathState, Range
+from drivers.chunkstore import process, source
 from drivers.chunkstore.control import Control, StoreDown
 from drivers.chunkstore.source import ChunkSource
-from drivers.errors import BadAddress, BadVolume, DriverError, HostFailed, NoParents
+from drivers.errors import BadAddress, BadVolume, DriverError, HostFailed, NbdFailed, NoParents
 from drivers.host.space import Room
 from drivers.manifest import path_of
+from drivers.qemu.nbdclient import Client
 from tests.contracts import drivers as contracts
 from tests.patience import wait_until
-from tests.userspace.drivers.chunkhosts import MIB, ChunkHostCase
+from tests.programs import qemu_io
+from tests.userspace.drivers.chunkhosts import MIB, ChunkHost, ChunkHostCase
 from virtman.client import silently
 from virtman.imagefile import inspect
 from virtman.imagestore import ImageStore
+from volt.edgesecrets import serving_key
 
 ACTIVE = PathState.ACTIVE
 
@@ -77,6 +85,7 @@ class ChunkSourceTest(ChunkHostCase):
         top.serve_file(image, file, "child")
         child.join(image, [top])
         self.assert_same(child.uri(image), file)
+        wait_until(lambda: child.source.held(image).held_bytes == image.size, "what was read is kept")
         child.kill()
         wait_until(lambda: child.died == [image.name])
         self.assertFalse(child.source.serving(image.name))
@@ -134,6 +143,88 @@ class ChunkSourceTest(ChunkHostCase):
             self.assertRaises(HostFailed, top.source.reserve, image.name)
         top.serve_file(image, file)
         self.assert_same(top.uri(image), file)
+
+    def test_one_of_another_version_is_started_again(self) -> None:
+        host = self.host("h")
+        host.source.reserve("img")
+        before = host.pid
+        with mock.patch.object(process, "version", return_value="0"):
+            host.restart().reserve("img")
+        self.assertNotEqual(before, host.pid)
+
+    def test_a_closed_image_is_opened_by_a_new_list_and_by_no_old_one(self) -> None:
+        image, file = self.make_image()
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        child.join(image, [top])
+        top.source.close(image.name)
+        keys = serving_key(top.key, image.name, top.name)
+        top.source.admit(image.name, 1, [Child("child")], serving_key=keys, new=False)
+        program = socket.socket(socket.AF_UNIX)
+        program.connect(str(child.place.run / "serve" / f"{image.name}.sock"))
+        with Client(program, image.key, timeout=0.5) as client:
+            self.assertRaises(NbdFailed, client.read, 0, 512)
+        top.admit(image.name, ["child"])
+        self.assert_same(child.uri(image), file)
+
+    def test_a_boot_set_is_told_as_ranges(self) -> None:
+        host = self.host("h")
+        with mock.patch.object(host.source, "_call", return_value={"ranges": [[131072, 196608]]}):
+            self.assertEqual([Range(131072, 65536)], host.source.boot_set("img"))
+
+    def test_a_new_address_holds_from_the_next_agent_on(self) -> None:
+        image, file = self.make_image(MIB)
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        top.place = replace(top.place, address="127.0.0.2")
+        top.restart()
+        top.serve_file(image, file, "child")
+        child.join(image, [top])
+        self.assert_same(child.uri(image), file)
+        [parent] = child.source.paths(image.name)
+        self.assertIn("//127.0.0.2:", parent.parent.address)
+
+    def test_a_process_that_does_not_answer_serves_what_it_served(self) -> None:
+        image, file = self.make_image(MIB)
+        top = self.host("top")
+        top.serve_file(image, file)
+        self.assertTrue(top.source.serving(image.name))
+        os.kill(top.pid, signal.SIGSTOP)
+        self.addCleanup(os.kill, top.pid, signal.SIGCONT)
+        self.patch(source, "FRESH", 0.0)
+        self.patch(source, "_QUICK", 0.1)
+        self.assertTrue(top.source.serving(image.name))
+
+    def test_what_an_origin_cannot_read_is_an_error_to_programs_of_its_host(self) -> None:
+        image, file = self.make_image()
+        top = self.host("top")
+        top.serve_file(image, file)
+        os.truncate(file, 7 * MIB + MIB // 2)
+        for read in ("read 7864320 65536", "read 7340032 1048576"):
+            failed = self.assertRaises(AssertionError, qemu_io, top.uri(image), read, options=["-r", "-f", "raw"])
+            self.assertIn("Input/output error", str(failed))
+
+    def test_a_chunk_that_a_power_cut_tore_is_found_before_all_is_said_to_be_here(self) -> None:
+        image, file = self.make_image()
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        child.join(image, [top])
+        self.fill(child, image)
+        child.kill()
+        pool = child.place.state / "chunkstore/pool"
+        torn = mmap.mmap(os.open(pool, os.O_RDWR), 0)
+        torn[torn.find(file.read_bytes()[:4096])] ^= 1
+        torn.close()
+        child.join(image, [top])
+        self.assertFalse(child.source.filled(image.name).whole)
+        self.fill(child, image)
+        top.remove()
+        self.assert_same(child.uri(image), file)
+
+    def fill(self, host: ChunkHost, image: Image) -> None:
+        """Have all of an image there."""
+        host.source.fill(image, [Range(0, image.size)])
+        wait_until(lambda: host.source.filled(image.name).whole)
 
     def test_one_that_the_agent_before_has_started_goes_on(self) -> None:
         image, file = self.make_image(MIB)
