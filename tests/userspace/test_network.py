@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -66,6 +67,16 @@ class NetworkTest(TestCase):
             subprocess.run([sys.executable, "-c", ASK, network.address("b"), str(CLOSED_PORT)], check=True, timeout=60)
         self.assertEqual(before, machines_links())
         self.assertEqual([], namespaces_of(os.getpid()))
+
+    def test_each_link_has_its_rate_each_way(self) -> None:
+        with Network(["a"], rate=80_000_000):
+            show = ["tc", "-j", "-n"]
+            said = [
+                subprocess.run([*show, path.name, "qdisc"], capture_output=True, text=True, check=True).stdout
+                for path in namespaces_of(os.getpid())
+            ]
+            rates = [each["options"]["rate"] for text in said for each in json.loads(text) if each["kind"] == "tbf"]
+        self.assertEqual([10_000_000] * 2, rates, "bytes a second")
 
     def test_a_round_trip_takes_the_delay_at_least(self) -> None:
         with Network(["a", "b"], round_trip=0.2) as network:

@@ -5,14 +5,14 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -381,5 +381,52 @@ impl Hearing {
             self.note();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    fn connection() -> (Connection, mpsc::UnboundedReceiver<Asked>) {
+        let (asked, questions) = mpsc::unbounded_channel();
+        let connection = Connection {
+            asked,
+            waiting: Table::default(),
+            ended: CancellationToken::new(),
+            heard: Arc::default(),
+            began: Instant::now(),
+            thread: thread::current().id(),
+            next: AtomicU64::new(1),
+            in_flight: Mutex::new((0, Instant::now())),
+            tasks: TaskTracker::new(),
+        };
+        (connection, questions)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_stalls_as_long_as_a_request_waits_and_not_while_it_rests() {
+        let (connection, _questions) = connection();
+        let second = Duration::from_secs(1);
+        sleep(10 * second).await;
+        assert_eq!(Duration::ZERO, connection.stalled());
+        let read = connection.read(0, 512);
+        tokio::pin!(read);
+        assert!(timeout(2 * second, &mut read).await.is_err());
+        assert_eq!(2 * second, connection.stalled());
+        connection.heard.store(11_000, Ordering::Relaxed); // a part of an answer, a second ago
+        assert_eq!(second, connection.stalled());
+    }
+
+    #[test]
+    fn a_connection_of_this_thread_is_preferred_unless_it_has_more_to_do() {
+        let (mine, _questions) = connection();
+        let (mut other, _others) = connection();
+        other.thread = thread::spawn(|| thread::current().id()).join().unwrap();
+        assert!(mine.cost() < other.cost());
+        let _waits: Vec<_> = (0..=WAKE_UP).map(|_| Waits::new(&mine.in_flight)).collect();
+        assert!(mine.cost() > other.cost());
     }
 }

@@ -125,16 +125,7 @@ impl Image {
             let rests = class == Class::Idle && lately.waited();
             self.limits.down.behind(missing.len() as u64 * CHUNK).await;
             let begun = Instant::now();
-            let parts = self.parts(&missing, true);
-            coming.push(async move {
-                for part in parts {
-                    if let Part::Coming(mut flight) = part {
-                        while flight.changed().await.is_ok() {} // until the chunk is kept
-                        flight.borrow().as_ref().ok_or(Closed)?;
-                    }
-                }
-                Ok(length)
-            });
+            coming.push(kept(self.parts(&missing, true), length));
             if rests {
                 while let Some(length) = coming.next().await {
                     progress.add(length?);
@@ -173,6 +164,17 @@ impl Image {
         }
         Ok(missing)
     }
+}
+
+/// Returns `length` when all parts are in the pool.
+async fn kept(parts: Vec<Part>, length: u64) -> Result<u64, Closed> {
+    for part in parts {
+        if let Part::Coming(mut flight) = part {
+            while flight.changed().await.is_ok() {} // until the chunk is kept
+            flight.borrow().as_ref().ok_or(Closed)?;
+        }
+    }
+    Ok(length)
 }
 
 /// Whether reads have waited for parents lately.
