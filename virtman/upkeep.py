@@ -98,6 +98,8 @@ class Upkeep:
         for key in places:
             self.queue.wake(key, now=True)
         self.queue.settle(keys)
+        # The job of one key may have held what another one needs: a VM's further disk, say.
+        self.queue.settle(set(keys) - self.queue.troubles().keys())
         in_place = {IMAGE + record.name for record in self._stacks.records.all() if record.in_place is not None}
         failed = [why for key, why in self.queue.troubles().items() if key in set(keys) - in_place]
         if failed:

@@ -227,6 +227,15 @@ class AttachCutOffTest(CutOff):
         steps = {"attach-disk:recorded", "attach-disk:plugged", "attach-disk:followed", "attach-disk:done"}
         self.assertEqual(set(), steps - set(moments))
 
+    def test_a_repair_that_meets_another_job_of_the_vm_is_done_in_the_same_go(self) -> None:
+        scene, real = Scene(self), disks.repair
+        attached(scene)
+        scene.cut(lambda s: attaching.detach(s.vms, "vm", "data"), 3)
+        kept_away = iter(range(2))
+        self.patch(disks, "repair", lambda vms, vm: next(kept_away, None) is None and real(vms, vm))
+        scene.restart()
+        self.assertEqual(set(), {vm.name for vm in scene.vms.records.all() if not vm.steady})
+
     def test_what_was_being_detached_is(self) -> None:
         def is_detached(scene: Scene) -> None:
             attaching.detach(scene.vms, "vm", "data")
