@@ -1,8 +1,8 @@
 """Which drivers an agent uses.
 
 The stack ``kernel`` has the whole data path in the kernel. ``chunkstore`` has it in one process, and needs no root and
-no kernel modules. What one of them made the other cannot use: the choice is kept in the state folder. It holds for as
-long as there is a record of an image or a VM, and until another one is named.
+no kernel modules. What one of them made the other cannot use: the choice is kept in the state folder. With a record of
+an image or a VM another choice is refused; else the choice holds until another one is named.
 """
 
 from __future__ import annotations

@@ -53,7 +53,6 @@ CONTRACTS = {
 PROVOKED = {
     "test_iscsi": (*FAILED_PATH, "I/O error, dev dm-"),
     "test_bcache_volumes": ("Buffer I/O error on dev dm-",),
-    "test_chunkstore": ("sd 0:", "critical medium error, dev sd"),
     "test_cached_devices": ("Buffer I/O error on dev dm-", "I/O error, dev dm-"),
     "test_waiting": ("Buffer I/O error on dev dm-", "I/O error, dev dm-", "I/O error, dev loop"),
 }

@@ -93,17 +93,7 @@ impl Connection {
         let (stream, input) = timeout(CONNECT_WITHIN, Self::negotiate(endpoint)).await.map_err(|_| Lost::Late)??;
         let (reader, writer) = split(stream);
         let (asked, questions) = mpsc::unbounded_channel();
-        let connection = Self {
-            asked,
-            waiting: Table::default(),
-            ended: CancellationToken::new(),
-            heard: Arc::default(),
-            began: Instant::now(),
-            thread: thread::current().id(),
-            next: AtomicU64::new(1),
-            in_flight: Mutex::new((0, Instant::now())),
-            tasks: TaskTracker::new(),
-        };
+        let connection = Self::new(asked);
         connection.tasks.spawn(ask(writer, questions, connection.waiting.clone(), connection.ended.clone()));
         let hear = Hearing {
             reader,
@@ -115,6 +105,21 @@ impl Connection {
         connection.tasks.spawn(hear.run(connection.ended.clone()));
         connection.tasks.close();
         Ok(connection)
+    }
+
+    /// Without tasks: nobody sends what is asked.
+    fn new(asked: mpsc::UnboundedSender<Asked>) -> Self {
+        Self {
+            asked,
+            waiting: Table::default(),
+            ended: CancellationToken::new(),
+            heard: Arc::default(),
+            began: Instant::now(),
+            thread: thread::current().id(),
+            next: AtomicU64::new(1),
+            in_flight: Mutex::new((0, Instant::now())),
+            tasks: TaskTracker::new(),
+        }
     }
 
     async fn negotiate(endpoint: &Endpoint) -> Result<(Stream, BytesMut), Lost> {
@@ -390,25 +395,10 @@ mod tests {
 
     use super::*;
 
-    fn connection() -> (Connection, mpsc::UnboundedReceiver<Asked>) {
-        let (asked, questions) = mpsc::unbounded_channel();
-        let connection = Connection {
-            asked,
-            waiting: Table::default(),
-            ended: CancellationToken::new(),
-            heard: Arc::default(),
-            began: Instant::now(),
-            thread: thread::current().id(),
-            next: AtomicU64::new(1),
-            in_flight: Mutex::new((0, Instant::now())),
-            tasks: TaskTracker::new(),
-        };
-        (connection, questions)
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_connection_stalls_as_long_as_a_request_waits_and_not_while_it_rests() {
-        let (connection, _questions) = connection();
+        let (asked, _questions) = mpsc::unbounded_channel();
+        let connection = Connection::new(asked);
         let second = Duration::from_secs(1);
         sleep(10 * second).await;
         assert_eq!(Duration::ZERO, connection.stalled());
@@ -422,8 +412,8 @@ mod tests {
 
     #[test]
     fn a_connection_of_this_thread_is_preferred_unless_it_has_more_to_do() {
-        let (mine, _questions) = connection();
-        let (mut other, _others) = connection();
+        let (asked, _questions) = mpsc::unbounded_channel();
+        let (mine, mut other) = (Connection::new(asked.clone()), Connection::new(asked));
         other.thread = thread::spawn(|| thread::current().id()).join().unwrap();
         assert!(mine.cost() < other.cost());
         let _waits: Vec<_> = (0..=WAKE_UP).map(|_| Waits::new(&mine.in_flight)).collect();

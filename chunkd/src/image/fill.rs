@@ -125,7 +125,7 @@ impl Image {
             let rests = class == Class::Idle && lately.waited();
             self.limits.down.behind(missing.len() as u64 * CHUNK).await;
             let begun = Instant::now();
-            coming.push(kept(self.parts(&missing, true), length));
+            coming.push(arrived(self.parts(&missing, true), length));
             if rests {
                 while let Some(length) = coming.next().await {
                     progress.add(length?);
@@ -167,7 +167,7 @@ impl Image {
 }
 
 /// Returns `length` when all parts are in the pool.
-async fn kept(parts: Vec<Part>, length: u64) -> Result<u64, Closed> {
+async fn arrived(parts: Vec<Part>, length: u64) -> Result<u64, Closed> {
     for part in parts {
         if let Part::Coming(mut flight) = part {
             while flight.changed().await.is_ok() {} // until the chunk is kept

@@ -19,7 +19,7 @@ from drivers.host.space import Room
 from drivers.manifest import path_of
 from drivers.qemu.nbdclient import Client
 from tests.contracts import drivers as contracts
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 from tests.programs import qemu_io
 from tests.userspace.drivers.chunkhosts import MIB, ChunkHost, ChunkHostCase
 from virtman.client import silently
@@ -162,7 +162,8 @@ class ChunkSourceTest(ChunkHostCase):
         top.source.admit(image.name, 1, [Child("child")], serving_key=keys, new=False)
         program = socket.socket(socket.AF_UNIX)
         program.connect(str(child.place.run / "serve" / f"{image.name}.sock"))
-        with Client(program, image.key, timeout=0.5) as client:
+        with Client(program, image.key, timeout=PATIENCE) as client:
+            program.settimeout(0.5)
             self.assertRaises(NbdFailed, client.read, 0, 512)
         top.admit(image.name, ["child"])
         self.assert_same(child.uri(image), file)
@@ -212,9 +213,10 @@ class ChunkSourceTest(ChunkHostCase):
         self.fill(child, image)
         child.kill()
         pool = child.place.state / "chunkstore/pool"
-        torn = mmap.mmap(os.open(pool, os.O_RDWR), 0)
-        torn[torn.find(file.read_bytes()[:4096])] ^= 1
-        torn.close()
+        with pool.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as torn:
+            at = torn.find(file.read_bytes()[:4096])
+            self.assertGreater(at, 0)
+            torn[at] ^= 1
         child.join(image, [top])
         self.assertFalse(child.source.filled(image.name).whole)
         self.fill(child, image)
