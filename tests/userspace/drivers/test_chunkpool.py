@@ -40,9 +40,6 @@ class ChunkPoolTest(ChunkHostCase):
         self.addCleanup(subprocess.run, ["losetup", "--detach", str(loop)], check=True)
         return loop
 
-    def held(self) -> int:
-        return self.child.source.held(self.image).held_bytes
-
     def test_there_is_one_file_until_others_are_named(self) -> None:
         self.assertEqual({str(self.first()): "running"}, self.listed())
 
@@ -61,7 +58,7 @@ class ChunkPoolTest(ChunkHostCase):
         self.child.restart()
         self.pool = self.child.source.group
         self.child.join(self.image, [self.top])
-        self.assertEqual(self.image.size, self.held())
+        self.child.wait_held(self.image, self.image.size)
         self.assertTrue(self.pool.remove_volume(disk))
         self.assertEqual(bytes(MIB), disk.read_bytes()[:MIB])
 

@@ -54,8 +54,8 @@ class ChunkSourceTest(ChunkHostCase):
         middle.join(image, [top], "leaf")
         leaf.join(image, [middle])  # with another parent it would leave one that is slow
         self.assert_same(leaf.uri(image), file)
-        held = image.size  # nothing proves that a chunk of such an image is one of zeros
-        self.assertEqual([held, held], [host.source.held(image).held_bytes for host in (middle, leaf)])
+        for host in (middle, leaf):
+            host.wait_held(image, image.size)  # nothing proves that a chunk of such an image is one of zeros
         wait_until(lambda: leaf.states(image)[0] is ACTIVE)
 
     def test_the_manifest_of_a_copy_proves_what_a_host_reads_and_zeros_are_not_kept(self) -> None:
@@ -66,7 +66,7 @@ class ChunkSourceTest(ChunkHostCase):
         top.serve_file(image, store.path(image), "child")
         child.join(image, [top])
         self.assert_same(child.uri(image), file)
-        self.assertEqual(6 * MIB, child.source.held(image).held_bytes)
+        child.wait_held(image, 6 * MIB)
         published, fetched = (path_of(host.place.state, image.key).read_bytes() for host in (top, child))
         self.assertEqual(published, fetched)
 
@@ -85,7 +85,7 @@ class ChunkSourceTest(ChunkHostCase):
         top.serve_file(image, file, "child")
         child.join(image, [top])
         self.assert_same(child.uri(image), file)
-        wait_until(lambda: child.source.held(image).held_bytes == image.size, "what was read is kept")
+        child.wait_held(image, image.size)
         child.kill()
         wait_until(lambda: child.died == [image.name])
         self.assertFalse(child.source.serving(image.name))
@@ -143,6 +143,15 @@ class ChunkSourceTest(ChunkHostCase):
             self.assertRaises(HostFailed, top.source.reserve, image.name)
         top.serve_file(image, file)
         self.assert_same(top.uri(image), file)
+
+    def test_a_source_that_was_stopped_starts_no_process_again(self) -> None:
+        host = self.host("h")
+        host.source.reserve("img")
+        host.source.stop()
+        for call in (lambda: host.source.reserve("img"), host.source.kept):
+            self.assertRaisesRegex(StoreDown, "suspended", call)
+        self.assertEqual([], [path for path in host.place.run.rglob("*") if path.is_socket() and not path.is_symlink()])
+        host.restart().reserve("img")
 
     def test_one_of_another_version_is_started_again(self) -> None:
         host = self.host("h")
