@@ -60,7 +60,7 @@ class Agent:
             step=step,
         )
         store = ImageStore(config.state, Room(config.state, config.reserve))
-        volt = VoltLink(client, config.name, source.address)
+        volt = VoltLink(client, config.name, source.address, config.location)
         accel = _accel(config)
         machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", accel.use)
         vms = RecordStore(records / "vms", VmRecord)

@@ -10,13 +10,14 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from drivers.base import FAILOVER, Limits, Place
 from drivers.host.acl import let_pass
 from drivers.host.durable import write_atomically
 from virtman.errors import BadRequest, ConfigError
-from virtman.names import check_name
+from virtman.names import check_location, check_name
 from virtman.places import SOCKET, is_ours
 from virtman.stackchoice import Drivers, keep_address, settle
 from virtman.stateversion import mark
@@ -31,7 +32,7 @@ LIBVIRT_GROUP = "libvirt-qemu"
 class AgentConfig:
     """``idle_grace``: seconds that a stack nobody needs is kept. ``group``: whose members may call the agent, and use
     the disks of VMs. ``address``, ``port``, ``path_policy``, ``reserve``, ``cache_limit``: see ``Place``; ``up``,
-    ``down``, ``connections``: see ``Limits``.
+    ``down``, ``connections``: see ``Limits``. ``location``: the host's site and rack, ``SITE/RACK`` or ``SITE``.
     """
 
     name: str
@@ -57,6 +58,7 @@ class AgentConfig:
     path_policy: str = FAILOVER
     group: str | None = None
     reserve: int | None = None
+    location: str = ""
 
     @property
     def gid(self) -> int | None:
@@ -85,6 +87,17 @@ class AgentConfig:
         return self.run / SOCKET
 
 
+def _check_names(config: AgentConfig) -> None:
+    for check, option in (
+        (partial(check_name, "host", config.name), "name"),
+        (partial(check_location, config.location), "place"),
+    ):
+        try:
+            check()
+        except BadRequest as error:
+            raise ConfigError(f"{error}; give one with --{option}") from None
+
+
 def prepare(config: AgentConfig) -> list[int]:
     """Check the settings, make the folders, lock them for this process and keep there which drivers use them.
 
@@ -92,10 +105,7 @@ def prepare(config: AgentConfig) -> list[int]:
 
     Raises ConfigError.
     """
-    try:
-        check_name("host", config.name)
-    except BadRequest as error:
-        raise ConfigError(f"{error}; give one with --name") from None
+    _check_names(config)
     for folder in (config.state, config.run):
         if not folder.is_absolute():
             raise ConfigError(f"{str(folder)!r} must be an absolute path")

@@ -27,6 +27,17 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
+def check_location(text: str) -> str:
+    """A host's site and rack, if it is allowed. Raises BadRequest."""
+    parts = text.split("/")
+    if text and (len(parts) > 2 or not all(re.fullmatch(NAME_PATTERN, part) for part in parts)):
+        raise BadRequest(
+            f"place {_shown(text)}: a site, or a site and a rack as in paris/r12, is allowed, each of 1 to 63 letters,"
+            " digits, '-' and '_', the first a letter or digit"
+        )
+    return text
+
+
 def check_path(path: Path) -> str:
     """The path as text, if it is allowed and UTF-8. Raises BadRequest."""
     text = str(path)

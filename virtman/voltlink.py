@@ -35,12 +35,12 @@ ERRORS: dict[type[volt_errors.VoltError], type[VirtmanError]] = {
 
 
 class VoltLink:
-    """One host's calls to Volt. ``address`` is where its children reach it."""
+    """One host's calls to Volt. ``address`` is where its children reach it; ``place`` its site and rack."""
 
-    def __init__(self, client: VoltClient, host: str, address: str) -> None:
+    def __init__(self, client: VoltClient, host: str, address: str, place: str = "") -> None:
         self._client = client
         self._host = host
-        self._address = address
+        self._address, self._place = address, place
 
     def heartbeat(
         self, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
@@ -49,7 +49,7 @@ class VoltLink:
 
         Raises CoordinatorDown.
         """
-        return self._call(lambda: self._client.heartbeat(self._host, nodes, kept, needed, self._address))
+        return self._call(lambda: self._client.heartbeat(self._host, nodes, kept, needed, self._address, self._place))
 
     def join(self, image: str, *, moving: bool = False) -> Assignment:
         """Take this host's place in the image's tree. ``moving``: for a disk that comes from another host.
@@ -138,14 +138,14 @@ class VoltLink:
             try:
                 return call()
             except volt_errors.HostUnknown:
-                self._client.register(self._host, self._address)
+                self._client.register(self._host, self._address, self._place)
                 return call()
         except volt_errors.VoltError as error:
             raise translated(error) from error
 
     def register(self) -> None:
-        """Tell Volt this host's address, which may have changed. Raises CoordinatorDown."""
-        self._call(lambda: self._client.register(self._host, self._address))
+        """Tell Volt this host's address and place, which may have changed. Raises CoordinatorDown."""
+        self._call(lambda: self._client.register(self._host, self._address, self._place))
 
 
 def translated(error: volt_errors.VoltError) -> VirtmanError:

@@ -147,7 +147,7 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.put("/v1/hosts/<host>", responses={200: Host})
     def register_host(path: HostPath, header: AgentHeader, body: HostRequest) -> Response:
         """Register a host or refresh it; its places in the trees stay."""
-        return _answer(volt.register(path.host, body.address, agent=header.agent))
+        return _answer(volt.register(path.host, body.address, body.place, agent=header.agent))
 
     @app.delete("/v1/hosts/<host>", responses={204: None})
     def remove_host(path: HostPath) -> Response:
@@ -158,8 +158,8 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/hosts/<host>/heartbeat", responses={200: HeartbeatAnswer})
     def heartbeat(path: HostPath, header: AgentHeader, body: HeartbeatRequest) -> Response:
         """Renew the lease, say what the host has, and learn what changed."""
-        answer = volt.heartbeat(path.host, body.nodes, body.kept, body.needed, body.address, agent=header.agent)
-        return _answer(answer)
+        told = (body.nodes, body.kept, body.needed, body.address, body.place)
+        return _answer(volt.heartbeat(path.host, *told, agent=header.agent))
 
 
 def _add_images(app: OpenAPI, volt: Coordinator) -> None:

@@ -136,8 +136,8 @@ def hosts(ctx: click.Context, url: str, token_file: Path | None, as_json: bool) 
         return
     with _volt(url, token_file) as volt:
         found = volt.hosts()
-    rows = [(h.name, h.state, f"{h.last_seen:%Y-%m-%d %H:%M:%S}Z", h.address) for h in found]
-    _print(found, as_json, ("host", "state", "last seen", "address"), rows)
+    rows = [(h.name, h.state, h.place or "-", f"{h.last_seen:%Y-%m-%d %H:%M:%S}Z", h.address) for h in found]
+    _print(found, as_json, ("host", "state", "place", "last seen", "address"), rows)
 
 
 @hosts.command(name="remove")

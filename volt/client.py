@@ -90,9 +90,9 @@ class VoltClient:
     def close(self) -> None:
         self._http.close()
 
-    def register(self, host: str, address: str) -> Host:
-        """Register a host or refresh it; it keeps its places in the trees."""
-        return self._call(Host, "PUT", f"/v1/hosts/{_name(host)}", HostRequest, address=address)
+    def register(self, host: str, address: str, place: str | None = None) -> Host:
+        """Register a host or refresh it. It keeps its places in the trees, unless it is in another ``place`` now."""
+        return self._call(Host, "PUT", f"/v1/hosts/{_name(host)}", HostRequest, address=address, place=place)
 
     def hosts(self) -> list[Host]:
         """All registered hosts, by name."""
@@ -109,13 +109,14 @@ class VoltClient:
         kept: Sequence[str] = (),
         needed: Sequence[str] = (),
         address: str | None = None,
+        place: str | None = None,
     ) -> HeartbeatAnswer:
         """Report the host's images and learn what changed; the arguments are those of HeartbeatRequest.
 
         Raises HostUnknown: register, then join the images again.
         """
         path = f"/v1/hosts/{_name(host)}/heartbeat"
-        told = {"nodes": nodes, "kept": list(kept), "needed": list(needed), "address": address}
+        told = {"nodes": nodes, "kept": list(kept), "needed": list(needed), "address": address, "place": place}
         return self._call(HeartbeatAnswer, "POST", path, HeartbeatRequest, **told)
 
     def publish(self, name: str, size: int, digest: str, origin: str, parent: str | None = None) -> Image:

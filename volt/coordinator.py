@@ -39,7 +39,7 @@ from volt.models import (
     TreeNode,
 )
 from volt.store import BootSetRow, HostRow, ImageRow, Store, changing_tree, load_tree
-from volt.tree import Node, Tree, depth, heap_children
+from volt.tree import Node, Tree
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +57,18 @@ class Coordinator:
         self._now = now or steady_clock()
         self.leases = Leases(store, self._policy, self._now, self.metrics)
 
-    def register(self, host: str, address: str, *, agent: str = "") -> Host:
+    def register(self, host: str, address: str, place: str | None = None, *, agent: str = "") -> Host:
         """Register a host or refresh it. Raises HostTaken."""
         with self.store.write() as session:
             row = session.get(HostRow, host, with_for_update={"key_share": True})
             if row is None:
                 row = HostRow(name=host, address=address, state=HostState.ALIVE, last_seen=self._now(), agent=agent)
+                row.place = place or ""
                 session.add(row)
                 log.info("host %s registered at %s", host, address)
             self.leases.renew(row, agent)
-            self._readdress(session, row, address)
+            self._note_address(session, row, address)
+            self._note_place(session, row, place)
             return Host.model_validate(row, from_attributes=True)
 
     def hosts(self) -> list[Host]:
@@ -95,6 +97,7 @@ class Coordinator:
         kept: Sequence[str] = (),
         needed: Sequence[str] = (),
         address: str | None = None,
+        place: str | None = None,
         *,
         agent: str = "",
     ) -> HeartbeatAnswer:
@@ -104,8 +107,8 @@ class Coordinator:
         # Nearly all heartbeats bring nothing that would be missed after a power cut.
         with self.store.write(durable=False) as session:
             row = self._caller(session, host, agent)
-            if address is not None:
-                self._readdress(session, row, address)
+            self._note_address(session, row, address)
+            self._note_place(session, row, place)
             interval, lease = self.leases.terms(session)
             row.lease_s = lease
             stored = queries.nodes_of(session, host)
@@ -146,7 +149,7 @@ class Coordinator:
         A withdrawn image is withdrawn no more. Raises HostUnknown, HostTaken, ImageConflict, HostHasNode.
         """
         with self.store.write() as session:
-            self._caller(session, origin, agent)
+            place = self._caller(session, origin, agent).place
             image = queries.locked_image(session, name)
             if image is None:
                 image = ImageRow(name=name, revision=0, begun=0, published=False)
@@ -156,6 +159,7 @@ class Coordinator:
                 image.published = True
                 image.size, image.digest, image.fanout = size, digest, self._policy.fanout
                 image.parent = None  # that of an image that had the name before
+                image.home = place
                 log.info("image %s published by %s", name, origin)
             elif (image.size, image.digest) != (size, digest):
                 how = "being withdrawn, and not gone yet," if image.withdrawn else "published"
@@ -166,7 +170,7 @@ class Coordinator:
             image.parent = parent or image.parent
             with changing_tree(session, image, self._now()) as tree:
                 if origin not in tree.hosts:
-                    tree.publish(origin)
+                    tree.publish(origin, place)
                 elif tree.hosts[origin].slot > 0:
                     raise HostHasNode(f"host {origin} reads image {name} from the tree: leave first")
             return queries.describe(session, [image])[0], new
@@ -189,7 +193,7 @@ class Coordinator:
                 image.withdrawn = True
                 return
             with changing_tree(session, image, self._now()) as tree:
-                readers = [tree.slots[slot].host for slot in range(1, tree.last + 1)]
+                readers = [node.host for node in tree.members]
                 awaited = [left for left in tree.departures.values() if left.awaited]
                 users = (*readers, *queries.alive_hosts(session, [left.host for left in awaited]))
                 if users:
@@ -230,21 +234,21 @@ class Coordinator:
                 digest=row.digest,
                 revision=tree.revision,
                 fanout=tree.fanout,
-                root=_tree_node(tree, tree.slots[0]),
+                root=_tree_node(tree, tree.origins[0]),
                 origins=[_tree_node(tree, origin) for origin in tree.origins[1:]],
             )
 
     def join(self, image: str, host: str, *, moving: bool = False, agent: str = "") -> Assignment:
         """Give a host a place in the image's tree. Raises ImageUnknown, ImageWithdrawn, HostUnknown, HostTaken."""
         with self.store.write() as session:
-            self._caller(session, host, agent)
+            place = self._caller(session, host, agent).place
             row = queries.published(session, image, lock=True)
             with changing_tree(session, row, self._now()) as tree:
                 # A host that lost its place with its lease may have VMs that need the image.
                 awaited = host in tree.departures and tree.departures[host].awaited
                 if row.withdrawn and host not in tree.hosts and not awaited and not moving:
                     raise ImageWithdrawn(f"image {image} is withdrawn: only hosts that have it may use it")
-                tree.join(host)
+                tree.join(host, place)
                 return self._assignment(session, row, tree, host)
 
     def leave(self, image: str, host: str, dropped: int = -1, *, needed: bool = False, agent: str = "") -> None:
@@ -286,14 +290,29 @@ class Coordinator:
         self.leases.renew(row, agent)
         return row
 
-    def _readdress(self, session: Session, row: HostRow, address: str) -> None:
-        if row.address == address:
+    def _note_address(self, session: Session, row: HostRow, address: str | None) -> None:
+        if address is None or row.address == address:
             return
         row.address = address
         for image in queries.images_of(session, row.name):
             with changing_tree(session, image, self._now()) as tree:
                 if row.name in tree.hosts:
                     tree.readdress(row.name)
+
+    def _note_place(self, session: Session, row: HostRow, place: str | None) -> None:
+        """A host in another place loses its places in trees. It learns that from the answer to a heartbeat."""
+        if place is None or row.place == place:
+            return
+        log.info("host %s is in %s now", row.name, place or "no place")
+        row.place = place
+        for image in queries.images_of(session, row.name):
+            with changing_tree(session, image, self._now()) as tree:
+                node = tree.hosts.get(row.name)
+                if node is not None and node.slot > 0:
+                    leave_tree(tree, image, row.name, self.metrics)
+                    tree.departures[row.name].awaited = True
+                elif node is not None:
+                    tree.note_place(row.name, place)
 
     def _note_whole(self, host: str, image: str, *, whole: bool) -> None:
         with self.store.write() as session:
@@ -353,7 +372,6 @@ class Coordinator:
         )
 
 
-def _tree_node(tree: Tree, node: Node) -> TreeNode:
-    below = heap_children(node.slot, tree.fanout) if node.slot >= 0 else ()
-    children = [_tree_node(tree, tree.slots[slot]) for slot in below if slot in tree.slots]
-    return TreeNode(**vars(node), depth=depth(node.slot, tree.fanout), children=children)
+def _tree_node(tree: Tree, node: Node, depth: int = 0) -> TreeNode:
+    children = [_tree_node(tree, below, depth + 1) for below in tree.below(node)]
+    return TreeNode(**vars(node), depth=depth, children=children)

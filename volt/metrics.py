@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from volt.models import HostState
 from volt.store import HostRow, ImageRow, Store, node_table
-from volt.tree import depth
+from volt.tree import deepest
 
 
 class Metrics:
@@ -52,7 +52,7 @@ class StoreCollector(Collector):
         """Hosts by state, nodes by image and state, depth by image."""
         hosts = GaugeMetricFamily("volt_hosts", "Registered hosts", labels=["state"])
         nodes = GaugeMetricFamily("volt_nodes", "Hosts in an image's tree", labels=["image", "state"])
-        deepest = GaugeMetricFamily("volt_tree_depth", "Hops from the deepest host to the origin", labels=["image"])
+        hops = GaugeMetricFamily("volt_tree_depth", "Hops from the deepest host to the origin", labels=["image"])
         n = node_table.c
         with self._store.read() as session:
             counted = dict(session.execute(select(HostRow.state, func.count()).group_by(HostRow.state)).all())
@@ -61,7 +61,10 @@ class StoreCollector(Collector):
             by_state = select(ImageRow.name, n.state, func.count()).join(node_table).group_by(ImageRow.name, n.state)
             for image, node_state, count in session.execute(by_state):
                 nodes.add_metric([image, node_state], count)
-            lowest = select(ImageRow.name, ImageRow.fanout, func.max(n.slot)).join(node_table).group_by(ImageRow.id)
-            for image, fanout, slot in session.execute(lowest):
-                deepest.add_metric([image], depth(slot, fanout))
-        yield from (hosts, nodes, deepest)
+            last = select(ImageRow, n.place, func.max(n.slot)).join(node_table).group_by(ImageRow.id, n.place)
+            trees: dict[tuple[str, int, str], dict[str, int]] = {}
+            for image, place, slot in session.execute(last):
+                trees.setdefault((image.name, image.fanout, image.home), {})[place] = slot
+            for (image, fanout, home), slots in trees.items():
+                hops.add_metric([image], deepest(slots, fanout, home))
+        yield from (hosts, nodes, hops)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 DIGEST_PATTERN = r"^[a-z][a-z0-9-]{0,15}:[0-9A-Za-z]{1,128}$"
 ADDRESS_PATTERN = r"^[a-z][a-z0-9+.-]*:[!-~]+$"
+PLACE_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_-]{0,62})?)?$"
 AGENT_PATTERN = r"^([0-9a-f]{32})?$"
 AGENT_HEADER = "Volt-Agent"
 """The header of a request that names the agent that sends it; ``volt.api.AgentHeader`` reads it."""
@@ -25,6 +26,7 @@ MAX_INTEGER = 2**63 - 1
 
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="Name of a host or an image")]
+Where = Annotated[str, Field(pattern=PLACE_PATTERN, description="Site and rack of a host: SITE/RACK, SITE or empty")]
 Address = Annotated[str, Field(pattern=ADDRESS_PATTERN, max_length=512, description="URI of a host's images")]
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="What identifies the content: kind:value")]
 
@@ -85,9 +87,10 @@ class _Answer(BaseModel):
 
 
 class HostRequest(_Request):
-    """A host registers, or its address has changed."""
+    """A host registers, or its address or place has changed. Without a place it keeps the one that it has."""
 
     address: Address
+    place: Where | None = None
 
 
 class PublishRequest(_Request):
@@ -136,13 +139,14 @@ class HeartbeatRequest(_Request):
     """``nodes``: all images that a host has a stack for. ``kept``: digests of retained data without a stack.
 
     ``needed``: further images that the host may need: it has records of them that it cannot use now.
-    ``address``: the host's address, which replaces the one that Volt has.
+    ``address``, ``place``: the host's own, which replace those that Volt has.
     """
 
     nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
     kept: list[Digest] = Field(default_factory=list, max_length=10000)
     needed: list[Name] = Field(default_factory=list, max_length=10000)
     address: Address | None = None
+    place: Where | None = None
 
 
 class BootSet(BaseModel):
@@ -157,10 +161,11 @@ class BootSet(BaseModel):
 
 
 class Host(_Answer):
-    """A registered host."""
+    """A registered host. ``place``: its site and rack, ``SITE/RACK``; empty if it has told none."""
 
     name: str
     address: str
+    place: str = ""
     state: HostState
     last_seen: datetime
 
@@ -252,10 +257,12 @@ class ImageList(_Answer):
 class TreeNode(_Answer):
     """A host in an image's tree. ``children``: its primary children. ``parent``: the host that it reads from now.
 
-    ``whole``: the host keeps all of the image, and comes first where it is a parent.
+    ``whole``: the host keeps all of the image, and comes first where it is a parent. ``place``: where the host was when
+    it joined. Slots are those of a place.
     """
 
     host: str
+    place: str = ""
     slot: int
     state: NodeState
     depth: int

@@ -26,6 +26,7 @@ from volt.tree import Departure, Node, Tree
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 NAME = sa.String(63)
+PLACE = sa.String(127)
 
 
 def _words(kind: type[HostState] | type[NodeState]) -> sa.Enum:
@@ -41,7 +42,7 @@ class Base(DeclarativeBase):
 class HostRow(Base):
     """A registered host. ``last_seen``: seconds since the epoch. ``lease_s``: the lease it was told last, if any.
 
-    ``agent``: the id of the agent that has the name, empty if that agent has told none.
+    ``agent``: the id of the agent that has the name, empty if that agent has told none. ``place``: its site and rack.
     """
 
     __tablename__ = "hosts"
@@ -52,6 +53,7 @@ class HostRow(Base):
     last_seen: Mapped[float] = mapped_column(sa.Float(53))
     lease_s: Mapped[float | None] = mapped_column(sa.Float(53))
     agent: Mapped[str] = mapped_column(sa.String(32), default="")
+    place: Mapped[str] = mapped_column(PLACE, default="")
 
 
 class ImageRow(Base):
@@ -60,6 +62,7 @@ class ImageRow(Base):
     ``fanout`` is that of the time of publishing: another one would turn all parents of a living tree around at once.
     ``withdrawn``: it goes, or went, when no host needs it any more; hosts need not keep its content for later either.
     ``parent``: the name of the image that it was made of. No foreign key: the parent may go, or not be known.
+    ``home``: the place of its first origin.
     """
 
     __tablename__ = "images"
@@ -74,6 +77,7 @@ class ImageRow(Base):
     begun: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     withdrawn: Mapped[bool] = mapped_column(default=False)
     parent: Mapped[str | None] = mapped_column(NAME)
+    home: Mapped[str] = mapped_column(PLACE, default="")
 
 
 class BootSetRow(Base):
@@ -103,6 +107,7 @@ node_table = sa.Table(
     sa.Column("fetched_bytes", sa.BigInteger, nullable=False),
     sa.Column("parent", NAME),
     sa.Column("whole", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("place", PLACE, nullable=False, server_default=""),
 )
 departure_table = sa.Table(
     "departures",
@@ -238,6 +243,7 @@ def _tree(image: ImageRow, nodes: Rows, departures: Rows, floor: int = 0) -> Tre
         [Departure(*row) for row in departures.values()],
         image.begun,
         floor,
+        image.home,
     )
 
 

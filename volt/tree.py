@@ -5,6 +5,13 @@ the whole image and read from nobody, are in slots 0, -1, -2, …; together they
 from its heap parent, else from the heap parent's siblings, else from its grandparent, else from an origin: always
 from a smaller slot.
 
+Hosts have a *place*, a site and a rack, and each place has a heap of its own. The heap of the *home* place, that of
+the first origin, hangs below the origins. Every other heap has its root in slot 1: the *gate* of the place. Only gates
+read from other places, so an image comes to each place once. The places are a chain in a fixed order: home, the other
+racks of its site, the other sites one after the other. A gate reads from an origin in its own place, else from the gate
+before it, else from the one before that. So the uplink of a rack carries an image once each way, and so does that of a
+site. What is said below of smaller and larger slots holds for the places in their order, and for the slots of a place.
+
 A host learns of a change late, and it may go on for long with an old list of parents. So the edges that may carry
 data are more than those of the current lists: a host may use any list that it was given since the one it last
 confirmed. It promises to follow the newest list that it has seen, never to go back, and to confirm a list only when
@@ -16,9 +23,11 @@ reach holds no node with a slot above its own, returning ones aside. Then no loo
 from a node to an offered node with a smaller slot, whose reach does not hold the former. These rules keep it so:
 
 - *Join* takes a new last slot: nobody reads from the new node, and everything it may read from is in smaller slots.
-- *Move.* When a node leaves, the node in the last slot takes its place. No offered node reaches the moved one, for
-  that would have to be in a slot above the last; and the moved one is not offered (``moving``) until it confirmed
-  that it reads only from its new parents. All other slots stay, and slots only ever become smaller.
+- *Move.* When a node leaves, the node in the last slot of its place takes its slot. No offered node reaches the moved
+  one, for that would have to be in a slot above the last; and the moved one is not offered (``moving``) until it
+  confirmed that it reads only from its new parents. All other slots stay, and slots only ever become smaller. (Gates of
+  other places may read from slot 1 only, and a node moves there from a higher slot.)
+- *Places* have their order by their names, so it never changes. A host gets another place only by leaving the tree.
 - *Return.* A host that left and joins again gets a larger slot, while nodes that were never told may still read from
   it. Until all those have confirmed a later list it is ``returning``: it gets only origins as parents, which read
   from nobody, and it is not offered. Who may still read from it: nodes in the tree that have something to confirm and
@@ -52,9 +61,12 @@ empty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from heapq import nsmallest
 from operator import attrgetter
 
@@ -68,9 +80,13 @@ more than passed since 1970, which is where a clock may stand that was never set
 """
 
 
+Spot = tuple[str, int]
+"""A place and a slot; for an origin no place."""
+
+
 @dataclass(eq=False)
 class Node:
-    """A host's place in one tree.
+    """A host's place in one tree. ``slot``: of the heap of its ``place``; those of origins are of the whole tree.
 
     ``revision``: of its newest assignment. ``awaited``: the revision that it has to confirm to be settled, that is, of
     its newest list of parents. ``confirmed``: the newest one that it confirmed. ``told``: the newest one that it was
@@ -89,6 +105,12 @@ class Node:
     fetched_bytes: int = 0
     parent: str | None = None
     whole: bool = False
+    place: str = ""
+
+    @property
+    def spot(self) -> Spot:
+        """What no other node of the tree has."""
+        return (self.place if self.slot > 0 else "", self.slot)
 
     @property
     def settled(self) -> bool:
@@ -132,80 +154,158 @@ def siblings(slot: int, fanout: int) -> list[int]:
     return [*family[place + 1 :], *family[:place]]
 
 
-def sources(slot: int, fanout: int) -> list[int]:
-    """The slots above 0 that a slot may read from, in order: heap parent, its siblings, grandparent."""
-    parent = (slot - 1) // fanout
-    if parent <= 0:
+def sources(slot: int, fanout: int, root: int = 0) -> list[int]:
+    """The slots above 0 that a slot may read from, in order: heap parent, its siblings, grandparent.
+
+    ``root``: the slot of the heap's root.
+    """
+    if slot <= root:
         return []
-    grandparent = (parent - 1) // fanout
-    return [parent, *siblings(parent, fanout), *([grandparent] if grandparent > 0 else [])]
+    parent = (slot - root - 1) // fanout
+    above = [parent, *siblings(parent, fanout), (parent - 1) // fanout] if parent > 0 else [parent]
+    return [index + root for index in above if index + root > 0]
 
 
-def readers(slot: int, fanout: int) -> list[int]:
+def readers(slot: int, fanout: int, root: int = 0) -> list[int]:
     """The slots that have this one among their ``sources``."""
-    children = heap_children(slot, fanout)
-    nieces = [niece for sibling in siblings(slot, fanout) for niece in heap_children(sibling, fanout)]
+    index = slot - root
+    children = heap_children(index, fanout)
+    nieces = [niece for sibling in siblings(index, fanout) for niece in heap_children(sibling, fanout)] if index else []
     grandchildren = [grandchild for child in children for grandchild in heap_children(child, fanout)]
-    return [*children, *nieces, *grandchildren]
+    return [reader + root for reader in (*children, *nieces, *grandchildren)]
+
+
+def rank(home: str, place: str) -> tuple[object, ...]:
+    """Where a place comes in the chain of places that begins with ``home``: by site and rack, and round."""
+    (first, _, beginning), (site, _, rack) = home.partition("/"), place.partition("/")
+    return (site < first, site, site == first and rack < beginning, rack)
+
+
+def deepest(last: Mapping[str, int], fanout: int, home: str) -> int:
+    """How many hops the deepest host is below the origins, at most. ``last``: by place, the last slot in use."""
+    above = int(last.get(home, 0) > 0)
+    found = depth(last.get(home, 0), fanout)
+    for place in sorted((place for place, slot in last.items() if slot > 0 and place != home), key=partial(rank, home)):
+        above += 1
+        found = max(found, above + depth(last[place] - 1, fanout))
+    return found
 
 
 class Places:
-    """Which host has which slot, and so who may read from whom."""
+    """Which host has which slot of which place, and so who may read from whom."""
 
-    def __init__(self, fanout: int, nodes: Iterable[Node]) -> None:
-        self.fanout = fanout
+    def __init__(self, fanout: int, nodes: Iterable[Node], home: str) -> None:
+        self.fanout, self.home = fanout, home
+        self._rank = partial(rank, home)
         self.hosts = {node.host: node for node in nodes}
-        self.slots = {node.slot: node for node in self.hosts.values()}
+        self.slots = {node.spot: node for node in self.hosts.values()}
+        self._last = Counter(node.place for node in self.members)
+        self._chain = sorted(self._last.keys() - {home}, key=self._rank)
+        """The places with a gate."""
 
     @property
     def origins(self) -> list[Node]:
         """The origins, the one in slot 0 first."""
-        return [self.slots[slot] for slot in range(0, -len(self.slots), -1) if slot in self.slots]
+        spots = (("", slot) for slot in range(0, -len(self.slots), -1))
+        return [self.slots[spot] for spot in spots if spot in self.slots]
 
     @property
-    def last(self) -> int:
-        """The last slot in use."""
-        return len(self.slots) - len(self.origins)
+    def members(self) -> list[Node]:
+        """All nodes but the origins."""
+        return [node for node in self.slots.values() if node.slot > 0]
+
+    def last(self, place: str) -> int:
+        """The last slot of a place in use."""
+        return self._last[place]
+
+    def below(self, node: Node) -> list[Node]:
+        """The nodes that read from a node first, whatever the states of all."""
+        place, root = (node.place, self._root(node.place)) if node.slot > 0 else (self.home, 0)
+        slots = heap_children(node.slot - root, self.fanout) if node.slot >= 0 else ()
+        found = [self.slots[place, slot + root] for slot in slots if (place, slot + root) in self.slots]
+        gates = [self.slots[place, 1] for place in self._chain] if node.slot <= 1 else []
+        return found + [gate for gate in gates if (self._sources(gate) or self.origins)[0] is node]
 
     def parents(self, node: Node) -> tuple[str, ...]:
         """The hosts that a node is to read from, in order of preference."""
         if node.slot <= 0:
             return ()
-        peers = [] if node.returned is not None else sources(node.slot, self.fanout)
-        nodes = [self.slots[slot] for slot in peers if self.slots[slot].state in OFFERED]
-        offered = [peer.host for peer in sorted(nodes, key=lambda peer: not peer.whole)]
+        peers = [] if node.returned is not None else self._sources(node)
+        offered = [peer for peer in peers if peer.state in OFFERED]
+        offered.sort(key=lambda peer: peer.slot > 0 and not peer.whole)
         origins = self.origins
         if not peers:
             # Only nodes without other parents are told which origins live: the death of an origin disturbs few.
             origins.sort(key=lambda origin: origin.state not in OFFERED)
-        return (*offered, *(origin.host for origin in origins))
+        return tuple(dict.fromkeys(parent.host for parent in (*offered, *origins)))
 
     def children(self, node: Node) -> list[str]:
         """The hosts that have a node among their parents."""
         if node.slot <= 0:
-            return [self.slots[slot].host for slot in self._all_slots()]
-        below = (self.slots[slot] for slot in readers(node.slot, self.fanout) if slot in self.slots)
+            return [self.slots[spot].host for spot in sorted(self._all_spots())]
+        below = (self.slots[spot] for spot in self._readers(node) if spot in self.slots)
         return [reader.host for reader in below if node.host in self.parents(reader)]
 
-    def _place(self, node: Node, slot: int) -> None:
-        if self.slots.get(node.slot) is node:
-            del self.slots[node.slot]
+    def _root(self, place: str) -> int:
+        return 0 if place == self.home else 1
+
+    def _index(self, place: str) -> int:
+        """Where a place is in the chain, or would be."""
+        return bisect_left(self._chain, self._rank(place), key=self._rank)
+
+    def _sources(self, node: Node) -> list[Node]:
+        """What a node may read from before all origins, in order, whatever the states."""
+        root = self._root(node.place)
+        if node.slot != root:
+            return [self.slots[node.place, slot] for slot in sources(node.slot, self.fanout, root)]
+        own = [origin for origin in self.origins if origin.place == node.place]
+        where = self._index(node.place)
+        before = [self.home, *self._chain][: where + 1][:-3:-1]
+        return own + [self.slots[place, 1] for place in before if (place, 1) in self.slots]
+
+    def _readers(self, node: Node) -> list[Spot]:
+        """The spots of what may have a node that is no origin among its ``_sources``."""
+        local = [(node.place, slot) for slot in readers(node.slot, self.fanout, self._root(node.place))]
+        return local + (self._gates_after(node.place) if node.slot == 1 else [])
+
+    def _gates_after(self, place: str) -> list[Spot]:
+        """The spots of the gates that may read from a place."""
+        after = 0 if place == self.home else self._index(place)
+        following = [other for other in self._chain[after : after + 3] if other != place]
+        return [(other, 1) for other in following[:2]]
+
+    def _put(self, node: Node, slot: int) -> None:
+        """Give a node a slot, which is free."""
+        if self.slots.get(node.spot) is node:
+            self._take(node)
         node.slot = slot
-        self.slots[slot] = node
-        self.hosts[node.host] = node
+        self.slots[node.spot] = self.hosts[node.host] = node
+        if slot > 0:
+            self._last[node.place] += 1
+            if self._last[node.place] == 1 and node.place != self.home:
+                insort(self._chain, node.place, key=self._rank)
 
-    def _all_slots(self) -> Iterable[int]:
-        return range(1, self.last + 1)
-
-    def _affected(self, node: Node) -> list[int]:
-        """The slots whose lists may depend on a node's state."""
+    def _take(self, node: Node) -> None:
+        """Take a node out of its slot."""
+        del self.slots[node.spot]
         if node.slot > 0:
-            return readers(node.slot, self.fanout)
-        returning = [other.slot for other in self.hosts.values() if other.returned is not None]
-        return [*heap_children(0, self.fanout), *returning]
+            self._last[node.place] -= 1
+            if not self._last[node.place] and node.place != self.home:
+                self._chain.remove(node.place)
 
-    def _lists(self, slots: set[int]) -> dict[str, tuple[str, ...]]:
-        return {self.slots[slot].host: self.parents(self.slots[slot]) for slot in slots if slot in self.slots}
+    def _all_spots(self) -> Iterable[Spot]:
+        return [node.spot for node in self.members]
+
+    def _affected(self, node: Node) -> list[Spot]:
+        """The spots of nodes whose lists may depend on a node's state."""
+        if node.slot > 0:
+            return self._readers(node)
+        returning = [other.spot for other in self.hosts.values() if other.returned is not None]
+        tops = [(self.home, slot) for slot in heap_children(0, self.fanout)]
+        return [*tops, *((place, 1) for place in self._chain), *returning]
+
+    def _lists(self, spots: set[Spot]) -> dict[str, tuple[str, ...]]:
+        return {self.slots[spot].host: self.parents(self.slots[spot]) for spot in spots if spot in self.slots}
 
 
 class Tree(Places):
@@ -219,28 +319,29 @@ class Tree(Places):
         departures: Iterable[Departure] = (),
         begun: int = 0,
         floor: int = 0,
+        home: str = "",
     ) -> None:
         """Take over what is stored: the tree changes these nodes and departures in place.
 
         ``begun``: the revision of the last alarm. ``floor``: all later revisions are at least this. It has to grow with
-        time.
+        time. ``home``: the place of the image's first origin; it never changes.
         """
-        super().__init__(fanout, nodes)
+        super().__init__(fanout, nodes, home)
         self.revision = revision
         self.begun = begun
         self.floor = floor
         self.departures = {departure.host: departure for departure in departures}
 
-    def publish(self, host: str) -> Node:
+    def publish(self, host: str, place: str = "") -> Node:
         """Add an origin. It must not be in the tree."""
         self.departures.pop(host, None)
-        node = Node(host, -len(self.origins), NodeState.JOINING, 0, 0, self.revision, self.revision)
-        with self._change(self._all_slots(), node):
-            self._place(node, node.slot)
+        node = Node(host, -len(self.origins), NodeState.JOINING, 0, 0, self.revision, self.revision, place=place)
+        with self._change(self._all_spots(), node):
+            self._put(node, node.slot)
         return node
 
-    def join(self, host: str) -> Node:
-        """The host's node; a new one if it has none.
+    def join(self, host: str, place: str = "") -> Node:
+        """The host's node; a new one if it has none. A node stays in the place where it joined.
 
         A join that is repeated gets a new revision: to have dropped earlier lists says nothing of a later join's.
         """
@@ -248,29 +349,30 @@ class Tree(Places):
             with self._change((), self.hosts[host]):
                 return self.hosts[host]
         left = self.departures.pop(host, None)
-        node = Node(host, self.last + 1, NodeState.JOINING, 0, 0, self.revision, self.revision)
+        slot = self.last(place) + 1
+        node = Node(host, slot, NodeState.JOINING, 0, 0, self.revision, self.revision, place=place)
         if left and not (left.dropped and not _followed(host, left.revision, self._in_use())):
             node.state, node.returned = NodeState.RETURNING, left.revision
             node.confirmed = self.revision if left.dropped else 0
-        with self._change([node.slot]):
-            self._place(node, node.slot)
+        with self._change([node.spot, *(self._gates_after(place) if slot == 1 else ())]):
+            self._put(node, slot)
         self._release()
         return node
 
     def leave(self, host: str, dropped: int = -1) -> bool:
-        """Take a host out; the node in the last slot takes its place. Returns whether another node moved.
+        """Take a host out; the node in the last slot of its place takes its slot. Returns whether another node moved.
 
         ``dropped``: the host reads by no list of this revision or older ones; it may by those that it was given later.
         """
         node = self.hosts[host]
         is_origin = node.slot <= 0
-        mover = self.origins[-1] if is_origin else self.slots[self.last]
+        mover = self.origins[-1] if is_origin else self.slots[node.place, self.last(node.place)]
         reads_anew = mover is not node and not is_origin
-        changed = self._all_slots() if is_origin else [node.slot, mover.slot, *readers(node.slot, self.fanout)]
+        changed = self._all_spots() if is_origin else [node.spot, mover.spot, *self._readers(node)]
         with self._change(changed, *([mover] if reads_anew else [])):
             self._remove(node)
             if mover is not node:
-                self._place(mover, node.slot)
+                self._put(mover, node.slot)
             if reads_anew and mover.state in OFFERED:
                 mover.state = NodeState.MOVING
         self.departures[host].dropped = dropped >= node.awaited
@@ -342,6 +444,12 @@ class Tree(Places):
             with self._change(self._affected(node)):
                 node.whole = whole
 
+    def note_place(self, origin: str, place: str) -> None:
+        """An origin is in another place now. The gate there prefers the origin."""
+        node = self.hosts[origin]
+        with self._change([(node.place, 1), (place, 1)]):
+            node.place = place
+
     def lose(self, origin: str) -> None:
         """The lease of an origin ran out."""
         self._doubt(self.hosts[origin], NodeState.LOST)
@@ -360,7 +468,7 @@ class Tree(Places):
     def _begin_anew(self, revision: int) -> None:
         """Give the alarm: a host has a list of this revision that the store has lost, and so may all others."""
         self.revision = max(self.revision, revision)
-        with self._change(self._all_slots(), *self.hosts.values()):
+        with self._change(self._all_spots(), *self.hosts.values()):
             for node in self.hosts.values():
                 node.confirmed = 0
                 if node.slot > 0:
@@ -376,21 +484,22 @@ class Tree(Places):
             node.state = state
 
     def _remove(self, node: Node) -> None:
-        del self.slots[node.slot], self.hosts[node.host]
+        self._take(node)
+        del self.hosts[node.host]
         left = self._next
         confirmed = left if node.settled else node.confirmed
         self.departures[node.host] = Departure(node.host, left, confirmed, dropped=False)
 
     @contextmanager
-    def _change(self, slots: Iterable[int], *must_confirm: Node) -> Iterator[None]:
-        """Stamp the nodes that get other parents or children. The change may affect the lists of ``slots`` only.
+    def _change(self, spots: Iterable[Spot], *must_confirm: Node) -> Iterator[None]:
+        """Stamp the nodes that get other parents or children. The change may affect the lists of ``spots`` only.
 
         ``must_confirm``: nodes that have to confirm a new revision even if they keep their parents.
         """
-        slots = set(slots)
-        before = self._lists(slots)
+        spots = set(spots)
+        before = self._lists(spots)
         yield
-        after = self._lists(slots)
+        after = self._lists(spots)
         rerouted = [host for host in before.keys() | after.keys() if before.get(host) != after.get(host)]
         regained = {
             parent for host in rerouted for parent in set(before.get(host, ())) ^ set(after.get(host, ()))
@@ -411,7 +520,7 @@ class Tree(Places):
         for node in returned:
             if _followed(node.host, node.returned or 0, in_use):
                 continue
-            with self._change([node.slot, *self._affected(node)]):
+            with self._change([node.spot, *self._affected(node)]):
                 node.returned = None
                 if node.state is NodeState.RETURNING:
                     node.state = NodeState.READY if node.settled else NodeState.MOVING

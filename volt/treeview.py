@@ -34,9 +34,10 @@ def render(tree: ImageTree, note: str = "") -> Tree:
 
 
 def _line(node: TreeNode) -> str:
+    place = f" in {escape(node.place)}" if node.place else ""
     state = f"[{COLOURS[node.state]}]{node.state}[/]"
     if node.slot <= 0:
-        return f"[bold]{escape(node.host)}[/] origin {state}"
+        return f"[bold]{escape(node.host)}[/]{place} origin {state}"
     source = f" from {escape(node.parent)}" if node.parent else ""
     fetched = f"{size_text(node.fetched_bytes)}, whole" if node.whole else size_text(node.fetched_bytes)
-    return f"[bold]{escape(node.host)}[/] {state} depth {node.depth} slot {node.slot}, {fetched}{source}"
+    return f"[bold]{escape(node.host)}[/]{place} {state} depth {node.depth} slot {node.slot}, {fetched}{source}"

@@ -61,6 +61,8 @@ class VoltDouble:
         """Digests under which an image was withdrawn."""
         self.boot_sets: dict[str, list[list[int]]] = {}
         """By digest."""
+        self.locations: dict[str, str] = {}
+        """By host, its site and rack."""
         self._revision = 0
         self._parents: dict[str, list[str]] = {}
 
@@ -89,12 +91,23 @@ class VoltDouble:
         if what == "after volt.publish":
             self.down = True
 
-    def register(self, host: str, address: str, *, agent: str = "") -> Host:
+    def register(self, host: str, address: str, place: str | None = None, *, agent: str = "") -> Host:
         self._answer("register")
         self.hosts.setdefault(host, address)
         self._check(host, agent)
         self.hosts[host], self.agents[host] = address, agent
-        return Host(name=host, address=address, state=HostState.ALIVE, last_seen=datetime(2026, 1, 1, tzinfo=UTC))
+        self._note_place(host, place)
+        return Host(
+            name=host, address=address, place=self.locations[host], state=HostState.ALIVE,
+            last_seen=datetime(2026, 1, 1, tzinfo=UTC),
+        )  # fmt: skip
+
+    def _note_place(self, host: str, place: str | None) -> None:
+        before = self.locations.setdefault(host, "")
+        if place is not None and place != before:
+            self.locations[host] = place
+            for image in [name for name, assignment in self.places.items() if assignment.slot > 0]:
+                self.forget(image)
 
     def heartbeat(
         self,
@@ -103,6 +116,7 @@ class VoltDouble:
         kept: Sequence[str] = (),
         needed: Sequence[str] = (),
         address: str | None = None,
+        place: str | None = None,
         *,
         agent: str = "",
     ) -> HeartbeatAnswer:
@@ -110,6 +124,7 @@ class VoltDouble:
         self._check(host, agent)
         if address is not None:
             self.hosts[host] = address
+        self._note_place(host, place)
         self.beats.append(list(nodes))
         self.needed = list(needed)
         wanted = {image.digest for image in self.images.values() if not image.withdrawn}

@@ -78,6 +78,8 @@ class HostProcess:
         self.notes = folder / f"{name}.steps"
         self.group = ""
         """Whose members may call the agent."""
+        self.place = ""
+        """Its site and rack."""
         self._log = folder / f"{name}.log"
         self._volt = volt
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,7 +95,7 @@ class HostProcess:
         argv = [sys.executable, "-m", "tests.userspace.stepping_agent", self.name, str(self.state), str(self.run)]
         argv += [self._volt, str(self.notes), *([die_at] if die_at else [])]
         with self._log.open("ab") as log:
-            environment = {**os.environ, "VIRTMAN_GROUP": self.group}
+            environment = {**os.environ, "VIRTMAN_GROUP": self.group, "VIRTMAN_PLACE": self.place}
             self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
     def _listens(self) -> bool:

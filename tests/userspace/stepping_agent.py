@@ -24,8 +24,9 @@ def main() -> None:
         if reached in fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    group = os.environ.get("VIRTMAN_GROUP")
-    serve(AgentConfig(name=name, state=Path(state), run=Path(run), volt=volt, accel="tcg", group=group), step)
+    group, location = os.environ.get("VIRTMAN_GROUP"), os.environ.get("VIRTMAN_PLACE", "")
+    config = AgentConfig(name, Path(state), Path(run), volt, accel="tcg", group=group, location=location)
+    serve(config, step)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,14 @@ from virtman.places import places
 @options.drivers
 @options.address
 @click.option(
+    "--place",
+    "location",
+    default="",
+    metavar="SITE/RACK",
+    envvar="VIRTMAN_PLACE",
+    help="Where this host is, e.g. paris/r12. Images cross the links between sites and racks once.",
+)
+@click.option(
     "--path-policy",
     type=click.Choice(PATH_POLICIES),
     default=PATH_POLICIES[0],

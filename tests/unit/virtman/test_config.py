@@ -88,6 +88,11 @@ class PrepareTest(TestCase):
         self.assertIn(str(room), self.refused(self.config(run=fits + "r")))
         self.prepare(self.config(run=fits))
 
+    def test_a_place_is_a_site_or_a_site_and_a_rack(self) -> None:
+        for location in ("/", "paris/", "paris/r1/u2", "a b", "-", "p" * 64):
+            self.assertIn("--place", self.refused(replace(self.config(), location=location)))
+        self.prepare(replace(self.config(), location="paris/r1"))
+
     def test_a_second_agent_on_the_same_folders_is_refused(self) -> None:
         self.prepare(self.config())
         for other, folder in (({"run": "other"}, "state"), ({"state": "other"}, "run")):

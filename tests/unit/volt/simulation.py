@@ -7,12 +7,12 @@ The edges that may carry data are tracked apart from what Volt believes, and hav
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
-from volt.tree import Node, Tree, depth
+from volt.tree import Node, Tree, depth, rank
 
 Lists = dict[str, tuple[tuple[str, ...], frozenset[str]]]
 ROUNDS = 100
@@ -40,9 +40,10 @@ class Agent:
 class Cluster:
     """A tree and its hosts. Messages stay on their way until they are delivered, in any order."""
 
-    def __init__(self, fanout: int) -> None:
-        """One image with one origin."""
-        self.tree = Tree(fanout)
+    def __init__(self, fanout: int, places: Sequence[str] = ("",)) -> None:
+        """One image with one origin. The hosts are in these places by turns, the origin in the first one."""
+        self.places = places
+        self.tree = Tree(fanout, home=places[0])
         self.agents: dict[str, Agent] = {}
         self.answers: list[tuple[str, int, tuple[str, ...]]] = []
         self.confirmations: list[tuple[str, int]] = []
@@ -50,9 +51,9 @@ class Cluster:
         self.backup = deepcopy(self.tree)
 
     @classmethod
-    def grown(cls, hosts: int, fanout: int) -> Cluster:
-        """One with hosts h1, h2, … in slots 1, 2, …, everybody settled."""
-        cluster = cls(fanout)
+    def grown(cls, hosts: int, fanout: int, places: Sequence[str] = ("",)) -> Cluster:
+        """One with hosts h1, h2, … that joined in this order, everybody settled."""
+        cluster = cls(fanout, places)
         for number in range(1, hosts + 1):
             cluster.join(f"h{number}")
         cluster.settle()
@@ -65,16 +66,20 @@ class Cluster:
     @property
     def members(self) -> list[str]:
         """Hosts in the tree besides the origins."""
-        return [self.tree.slots[slot].host for slot in range(1, self.tree.last + 1)]
+        return [self.tree.slots[spot].host for spot in sorted(node.spot for node in self.tree.members)]
 
     @property
     def gone(self) -> list[str]:
         """Hosts that have no place now."""
         return [host for host in self.agents if host not in self.tree.hosts]
 
+    def place(self, host: str) -> str:
+        """Where a host is."""
+        return self.places[int(host.removeprefix("h")) % len(self.places) if host != "origin" else 0]
+
     def publish(self, host: str) -> None:
         """A host that has the whole image serves it; it reads from nobody and heeds no older list."""
-        self.tree.publish(host)
+        self.tree.publish(host, self.place(host))
         self.agents[host] = Agent(newest=self.tree.tell(host).revision)
 
     def leave(self, host: str) -> None:
@@ -93,7 +98,7 @@ class Cluster:
         """Volt gives the host a place; the answer is on its way."""
         if host not in self.tree.hosts and self.agent(host).using:
             self.tree.note_orphan(host, self.agent(host).newest)
-        self.tree.join(host)
+        self.tree.join(host, self.place(host))
         self.ask(host)
 
     def deliver_answer(self, which: int) -> None:
@@ -169,19 +174,28 @@ class Cluster:
         TopologicalSorter(
             {host: {p for parents in agent.using.values() for p in parents} for host, agent in self.agents.items()}
         ).prepare()  # raises CycleError
-        assert sorted(tree.slots) == list(range(1 - len(tree.origins), tree.last + 1))
+        heaps = [(place, slot) for place in {*self.places} for slot in range(1, tree.last(place) + 1)]
+        assert {*tree.slots} == {*heaps, *(("", -number) for number in range(len(tree.origins)))}
         for node in tree.hosts.values():
             self._check_node(node)
 
     def _check_node(self, node: Node) -> None:
         tree = self.tree
         parents = [tree.hosts[host] for host in tree.parents(node)]
-        assert all(parent.slot < node.slot for parent in parents)
+        assert all(self._position(parent) < self._position(node) for parent in parents)
         assert len(set(parents)) == len(parents)
         assert bool(parents) == (node.slot > 0)
         assert set(tree.children(node)) == {other for other in tree.hosts if node.host in self._parents_of(other)}
-        assert depth(node.slot, tree.fanout) <= heap_height(tree.last, tree.fanout)
+        last = tree.last(node.place)
+        assert depth(node.slot, tree.fanout) <= heap_height(last, tree.fanout)
         assert node.confirmed <= node.told <= tree.revision >= node.revision >= node.awaited
+
+    def _position(self, node: Node) -> tuple[object, ...]:
+        """What is greater for a reader than for what it reads from."""
+        if node.slot <= 0:
+            return (-1, node.slot)
+        away = node.place != self.tree.home
+        return (away, *(rank(self.tree.home, node.place) if away else ()), node.slot)
 
     def _parents_of(self, host: str) -> tuple[str, ...]:
         return self.tree.parents(self.tree.hosts[host])

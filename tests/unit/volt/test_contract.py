@@ -48,13 +48,14 @@ class Seat:
         self.boot_set, self.add_boot_set = volt.boot_set, volt.add_boot_set
         self._volt = volt
 
-    def register(self, address: str) -> None:
-        self._volt.register(self._host, address, **self._by)
+    def register(self, address: str, place: str | None = None) -> None:
+        self._volt.register(self._host, address, place, **self._by)
 
     def heartbeat(
-        self, nodes: list[NodeReport], kept: Sequence[str] = (), address: str | None = None
+        self, nodes: list[NodeReport], kept: Sequence[str] = (), address: str | None = None, place: str | None = None
     ) -> HeartbeatAnswer:
-        answer: HeartbeatAnswer = self._volt.heartbeat(self._host, nodes, kept, address=address, **self._by)
+        told = {"address": address, "place": place}
+        answer: HeartbeatAnswer = self._volt.heartbeat(self._host, nodes, kept, **told, **self._by)
         return answer
 
     def publish(self, image: base.Image, parent: str | None = None) -> Image:
@@ -230,6 +231,18 @@ class ContractTests(TestCase):
         self.assertEqual(ADDRESS, self.address())
         self.seat.heartbeat([], address=ELSEWHERE)
         self.assertEqual(ELSEWHERE, self.address())
+
+    def test_a_host_in_another_place_joins_again(self) -> None:
+        self.offer(DEBIAN)
+        self.seat.register(ADDRESS, "paris/1")
+        joined = self.seat.join("debian")
+        report = NodeReport(image="debian", revision=joined.revision)
+        self.seat.register(ADDRESS)
+        self.assertEqual([], self.seat.heartbeat([report], place="paris/1").absent)
+        self.assertEqual(["debian"], self.seat.heartbeat([report], place="paris/2").absent)
+        self.seat.join("debian")
+        self.seat.register(ADDRESS, "rome")
+        self.assertEqual(["debian"], self.seat.heartbeat([report]).absent)
 
     def test_leaving_what_one_does_not_have_is_done(self) -> None:
         self.offer(DEBIAN)

@@ -8,7 +8,7 @@ from testtools import TestCase
 
 from tests.unit.volt.simulation import ROUNDS, Cluster, heap_height
 from volt.models import NodeState
-from volt.tree import FAR, Tree, depth, readers, sources
+from volt.tree import FAR, Tree, deepest, depth, readers, sources
 
 
 def grown(hosts: int, fanout: int = 2) -> Tree:
@@ -74,9 +74,9 @@ class Joining(TestCase):
         tree = grown(2)
         tree.join("h3")
         for _ in range(4):
-            tree.join(f"x{tree.last}")
+            tree.join(f"x{tree.last('')}")
         self.assertEqual(NodeState.JOINING, tree.hosts["h3"].state)
-        self.assertEqual("h3", tree.parents(tree.slots[7])[0])
+        self.assertEqual("h3", tree.parents(tree.slots["", 7])[0])
 
     def test_joining_stamps_the_new_host_and_its_parents_only(self) -> None:
         tree = grown(9)
@@ -179,6 +179,76 @@ class Whole(TestCase):
         self.assertEqual(["h3", "h1", "origin"], parents(tree, "h7"))
 
 
+class Sites(TestCase):
+    """Hosts with a site and a rack."""
+
+    def tree(self, *hosts: tuple[str, str], home: str = "b/2") -> Tree:
+        """An origin at home, and hosts with their places, everybody settled."""
+        tree = Tree(2, home=home)
+        tree.publish("origin", home)
+        for host, place in hosts:
+            tree.join(host, place)
+        settle(tree)
+        return tree
+
+    def test_places_are_a_chain_from_home_through_its_site_to_the_others_whoever_came_first(self) -> None:
+        places = ["a/1", "b/1", "", "b/3", "c", "b/2"]
+        tree = self.tree(*((place or "nowhere", place) for place in places))
+        first = {host: parents(tree, host)[0] for host in tree.hosts if host != "origin"}
+        chain = ["b/2", "b/3", "b/1", "c", "nowhere", "a/1"]
+        self.assertEqual(dict(zip(chain, ["origin", *chain[:-1]], strict=True)), first)
+
+    def test_in_a_place_only_the_gate_reads_from_elsewhere(self) -> None:
+        tree = self.tree(*((f"a{number}", "a/1") for number in range(1, 8)))
+        self.assertEqual(["origin"], parents(tree, "a1"))
+        for host, expected in {"a2": ["a1"], "a3": ["a1"], "a4": ["a2", "a3", "a1"], "a7": ["a3", "a2", "a1"]}.items():
+            self.assertEqual([*expected, "origin"], parents(tree, host))
+
+    def test_a_gate_reads_from_the_gate_before_it_else_from_the_one_before_that(self) -> None:
+        tree = self.tree(("h", "b/2"), ("x", "b/3"), ("y", "c/1"), ("z", "c/2"))
+        self.assertEqual(["y", "x", "origin"], parents(tree, "z"))
+        tree.leave("y")
+        self.assertEqual(["x", "h", "origin"], parents(tree, "z"))
+        tree.join("y", "c/1")
+        self.assertEqual(["origin"], parents(tree, "y"))  # it returns
+        settle(tree)
+        self.assertEqual(["y", "x", "origin"], parents(tree, "z"))
+
+    def test_who_becomes_gate_is_asked_once_it_has_confirmed(self) -> None:
+        tree = self.tree(("x1", "b/3"), ("x2", "b/3"), ("x3", "b/3"), ("y", "c"))
+        tree.leave("x1")
+        self.assertEqual(("b/3", 1), tree.hosts["x3"].spot)
+        self.assertEqual(["origin"], parents(tree, "y"))
+        tree.confirm("x3", tree.tell("x3").revision)
+        self.assertEqual(["x3", "origin"], parents(tree, "y"))
+
+    def test_an_origin_in_the_place_comes_first_and_may_move(self) -> None:
+        tree = self.tree(("h", "b/2"), ("x", "b/3"))
+        tree.publish("near", "b/3")
+        self.assertEqual(["near", "h", "origin"], parents(tree, "x"))
+        before = tree.hosts["x"].revision
+        tree.note_place("near", "c")
+        self.assertEqual(["h", "origin", "near"], parents(tree, "x"))
+        self.assertTrue(tree.hosts["x"].revision > before)
+
+    def test_the_tree_is_drawn_by_who_is_read_from_first(self) -> None:
+        tree = self.tree(("h1", "b/2"), ("h2", "b/2"), ("x1", "b/3"), ("x2", "b/3"), ("y", "c"))
+        tree.publish("near", "c")
+        below = {host: [node.host for node in tree.below(tree.hosts[host])] for host in tree.hosts}
+        expected = {"origin": ["h1", "h2"], "h1": ["x1"], "x1": ["x2"], "near": ["y"]}
+        self.assertEqual(expected, {host: hosts for host, hosts in below.items() if hosts})
+
+    def test_the_deepest_host_is_as_deep_as_the_chain_and_a_heap(self) -> None:
+        for last, expected in (
+            ({"b/2": 0}, 0),
+            ({"b/2": 3}, 2),
+            ({"b/2": -1, "c": 1}, 1),
+            ({"b/2": 2, "c": 1, "a": 4}, 5),
+            ({"b/2": 1, "c": 8, "a": 1}, 5),
+        ):
+            self.assertEqual(expected, deepest(last, 2, "b/2"), str(last))
+
+
 class Origins(TestCase):
     """More than one host with the whole image."""
 
@@ -227,7 +297,7 @@ class Returning(TestCase):
             settle(tree)
             node = tree.hosts["h1"]
             self.assertEqual((NodeState.READY, None), (node.state, node.returned))
-            self.assertEqual(tree.slots[(node.slot - 1) // 2].host, tree.parents(node)[0])
+            self.assertEqual(tree.slots["", (node.slot - 1) // 2].host, tree.parents(node)[0])
 
     def test_who_has_dropped_all_holds_nobody_back(self) -> None:
         tree = grown(7)
@@ -251,7 +321,7 @@ class Returning(TestCase):
         cluster.join("h3")
         cluster.join("h2")
         cluster.deliver_answer(-1)
-        self.assertEqual("h3", cluster.tree.slots[cluster.tree.hosts["h2"].slot - 1].host)
+        self.assertEqual("h3", cluster.tree.slots["", cluster.tree.hosts["h2"].slot - 1].host)
         cluster.check()
         self.assertEqual(["origin"], parents(cluster.tree, "h2"))
 
@@ -264,7 +334,7 @@ class Returning(TestCase):
         tree.leave("h2")  # neither was told
         cluster.join("h1")
         cluster.deliver_answer(-1)
-        self.assertEqual("h3", tree.slots[tree.hosts["h1"].slot - 1].host)
+        self.assertEqual("h3", tree.slots["", tree.hosts["h1"].slot - 1].host)
         self.assertEqual(["origin"], parents(tree, "h1"))
         cluster.check()
         cluster.settle()
@@ -285,7 +355,7 @@ class Returning(TestCase):
         tree.leave("h3")
         cluster.join("h1")
         cluster.deliver_answer(0)
-        self.assertEqual("h7", tree.slots[(tree.hosts["h1"].slot - 1) // 2].host)
+        self.assertEqual("h7", tree.slots["", (tree.hosts["h1"].slot - 1) // 2].host)
         cluster.check()
         self.assertEqual(["origin"], parents(tree, "h1"))
         cluster.settle()

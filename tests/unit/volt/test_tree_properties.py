@@ -15,6 +15,8 @@ from volt.tree import Departure, Node, Tree
 
 HOSTS = st.integers(1, 16).map("h{}".format)
 WHICH = st.integers(0, 1000)
+PLACES = st.just([""]) | st.lists(st.sampled_from(["", "a", "a/1", "a/2", "b/1", "b/2"]), min_size=1, max_size=5)
+"""Of the hosts, by turns."""
 
 
 class AnyTree(RuleBasedStateMachine):
@@ -36,9 +38,9 @@ class AnyTree(RuleBasedStateMachine):
 class AnyOrder(AnyTree):
     """Joins, leaves, evictions, returns, moves, reports, old backups, and messages that are late or never come."""
 
-    @initialize(fanout=st.integers(1, 3), hosts=st.integers(0, 16))
-    def start(self, fanout: int, hosts: int) -> None:
-        self.cluster = Cluster.grown(hosts, fanout)
+    @initialize(fanout=st.integers(1, 3), hosts=st.integers(0, 16), places=PLACES)
+    def start(self, fanout: int, hosts: int, places: list[str]) -> None:
+        self.cluster = Cluster.grown(hosts, fanout, places)
 
     def _changes(self, change: Any, *arguments: Any) -> int:
         """Do it; what it changed must be stamped, and nothing else. Returns how many nodes got other parents."""
@@ -61,7 +63,8 @@ class AnyOrder(AnyTree):
         fanout = self.cluster.tree.fanout
         returning = sum(node.returned is not None for node in self.cluster.tree.hosts.values())
         moved = self._changes(self.cluster.tree.leave, self._pick(which))
-        assert moved <= 1 + 2 * fanout * fanout + returning * (1 + 2 * fanout * fanout)
+        readers = fanout + 2 * fanout * fanout + 2  # of one node at most, with the gates of two places
+        assert moved <= 1 + readers + returning * (1 + readers)
 
     @precondition(lambda self: self.cluster.gone)
     @rule(which=WHICH)
@@ -149,7 +152,7 @@ class AnyOrder(AnyTree):
         assert {node.state for node in tree.hosts.values()} == {NodeState.READY}
         for host in self.cluster.members:
             node = tree.hosts[host]
-            assert tree.parents(node)[0] == tree.slots[(node.slot - 1) // tree.fanout].host
+            assert node in tree.below(tree.hosts[tree.parents(node)[0]])
         self.cluster.check()
 
 
@@ -159,9 +162,9 @@ class FewHear(AnyTree):
     Few hosts and few rules: in the machine above such a chain of events is too rare to be found.
     """
 
-    @initialize(hosts=st.integers(5, 8))
-    def start(self, hosts: int) -> None:
-        self.cluster = Cluster.grown(hosts, fanout=1)
+    @initialize(hosts=st.integers(5, 8), places=PLACES)
+    def start(self, hosts: int, places: list[str]) -> None:
+        self.cluster = Cluster.grown(hosts, 1, places)
 
     @precondition(AnyTree._members)
     @rule(which=WHICH)
@@ -194,9 +197,9 @@ class FewHear(AnyTree):
 class Lost(AnyTree):
     """Volt's store is set back to a copy from before hosts were evicted, joined, and settled; these follow singly."""
 
-    @initialize(fanout=st.integers(1, 2), hosts=st.integers(3, 7))
-    def start(self, fanout: int, hosts: int) -> None:
-        self.cluster = Cluster.grown(hosts, fanout)
+    @initialize(fanout=st.integers(1, 2), hosts=st.integers(3, 7), places=PLACES)
+    def start(self, fanout: int, hosts: int, places: list[str]) -> None:
+        self.cluster = Cluster.grown(hosts, fanout, places)
 
     @rule(evicted=st.lists(WHICH, max_size=3), joined=st.lists(st.integers(1, 9), max_size=3), first=WHICH)
     def lose(self, evicted: list[int], joined: list[int], first: int) -> None:
@@ -256,7 +259,7 @@ class ByDefinition(Tree):
     def _release(self) -> None:
         for node in [node for node in self.hosts.values() if node.returned is not None]:
             if not may_be_read_from(self, node.host, node.returned or 0):
-                with self._change([node.slot, *self._affected(node)]):
+                with self._change([node.spot, *self._affected(node)]):
                     node.returned = None
                     node.state = NodeState.READY if node.settled else NodeState.MOVING
 
