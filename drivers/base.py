@@ -177,6 +177,15 @@ class Filled:
     pinned: float = 0
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What came of a ``put``: the bytes that were not here before, what was wrong, and whether there was no room."""
+
+    kept: int = 0
+    wrong: tuple[Range, ...] = ()
+    full: bool = False
+
+
 LostParent = Callable[[str, str], None]
 """Called from a driver's thread, with the names of an image and of a host, when a parent in use was lost and the driver
 has moved on. It has to return at once.
@@ -353,7 +362,8 @@ class ImageSource(Protocol):
     """
 
     fills: bool
-    """Whether ``fill`` returns at once, and goes on behind what VMs read. Without it there are no pins or boot sets."""
+    """Whether ``fill`` returns at once, and goes on behind what VMs read. Without it there are no pins, boot sets or
+    ``put``."""
 
     @property
     def address(self) -> str:
@@ -427,6 +437,16 @@ class ImageSource(Protocol):
 
     def filled(self, image: str) -> Filled:
         """How far ``fill`` is. Asks no parent."""
+
+    def lacking(self, image: Image) -> Sequence[Range]:
+        """What of the image is not kept here and does not hold zeros only. Asks parents for the image's manifest."""
+
+    def put(self, image: Image, ranges: Sequence[Range], file: int) -> Taken:
+        """Keep ranges of the image, which came another way than from a parent.
+
+        They are read one after the other from where the descriptor is, or from a pipe. What is not of the image is not
+        kept. Raises DriverError: the file ends too early, or nothing proves what the image holds.
+        """
 
     def pin(self, image: Image, until: float) -> None:
         """Have what is kept of the image stay until a time, in seconds since 1970; one that has passed ends that."""

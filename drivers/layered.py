@@ -24,6 +24,7 @@ from drivers.base import (
     Parent,
     PathStatus,
     Range,
+    Taken,
 )
 from drivers.blocks import open_blocks
 from drivers.errors import DriverError, NotAttached, NotPossible
@@ -155,6 +156,12 @@ class LayeredSource:
 
     def filled(self, image: str) -> Filled:  # noqa: ARG002
         return Filled()
+
+    def lacking(self, image: Image) -> Sequence[Range]:
+        raise NotPossible(f"image {image.name}: this cache does not tell what it lacks")
+
+    def put(self, image: Image, ranges: Sequence[Range], file: int) -> Taken:  # noqa: ARG002
+        raise NotPossible(f"image {image.name}: this cache takes nothing but from parents")
 
     def pin(self, image: Image, until: float) -> None:  # noqa: ARG002
         raise NotPossible(f"image {image.name}: this cache cannot promise to keep it")

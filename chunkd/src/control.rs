@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -60,6 +61,13 @@ enum Call {
         #[serde(default)]
         idle: bool,
     },
+    Put {
+        image: String,
+        ranges: Vec<(u64, u64)>,
+    },
+    Lacking {
+        image: String,
+    },
     BootSet {
         image: String,
     },
@@ -106,6 +114,11 @@ pub fn listen(
     Ok(())
 }
 
+/// As the agent knows ranges: where each begins and ends.
+fn pairs(ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
+    ranges.iter().map(|range| (range.start, range.end)).collect()
+}
+
 struct Agent {
     stream: UnixStream,
     registry: Arc<Registry>,
@@ -144,11 +157,19 @@ impl Agent {
                 let class = if idle { Class::Idle } else { Class::Soon };
                 self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect(), class)?;
             }
+            Call::Put { image, ranges } => {
+                let mut file = file.ok_or_else(|| Refused::Invalid("a put needs a file".to_owned()))?;
+                let ranges: Vec<_> = ranges.into_iter().map(|(begin, end)| begin..end).collect();
+                let taken = self.registry.served(&image)?.put(&ranges, &mut file, &self.runtime)?;
+                return Ok(json!({ "kept": taken.kept, "wrong": pairs(&taken.wrong), "full": taken.full }));
+            }
+            Call::Lacking { image } => {
+                let image = self.registry.served(&image)?;
+                let lacking = self.runtime.block_on(image.lacking()).map_err(io::Error::other)?;
+                return Ok(json!({ "ranges": pairs(&lacking) }));
+            }
             Call::BootSet { image } => {
-                let ranges = self.registry.boot_set(&image)?;
-                let ranges =
-                    ranges.map(|ranges| ranges.iter().map(|range| (range.start, range.end)).collect::<Vec<_>>());
-                return Ok(json!({ "ranges": ranges }));
+                return Ok(json!({ "ranges": self.registry.boot_set(&image)?.as_deref().map(pairs) }));
             }
             Call::Pin { key, until } => self.registry.pin(&key, until)?,
             Call::Limits(spec) => self.registry.limits.set(&spec),

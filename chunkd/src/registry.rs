@@ -285,7 +285,11 @@ impl Registry {
         Ok(self.served(image)?.boot_set.complete(Instant::now()))
     }
 
-    fn served(&self, image: &str) -> Result<Arc<Image>, Refused> {
+    /// An image that is served here.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn served(&self, image: &str) -> Result<Arc<Image>, Refused> {
         let tables = self.tables();
         Ok(tables.images.get(image).ok_or_else(|| Refused::Unknown(image.to_owned()))?.image.clone())
     }

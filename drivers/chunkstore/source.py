@@ -30,6 +30,7 @@ from drivers.base import (
     PathStatus,
     Place,
     Range,
+    Taken,
 )
 from drivers.chunkstore.control import StoreDown
 from drivers.chunkstore.pool import ChunkPool
@@ -53,6 +54,9 @@ FRESH = 0.5
 
 _QUICK = 2.0
 """Seconds that the process gets to tell how its images are."""
+
+_LONG = 3600.0
+"""Seconds that a call may take that reads from a parent, or from a pipe."""
 
 _SCHEME = "nbds://"
 
@@ -176,8 +180,7 @@ class ChunkSource:
         return CacheStats(held_bytes=held, file_bytes=held)
 
     def fill(self, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
-        wanted = [(each.offset, each.offset + each.length) for each in ranges]
-        self._call("fill", {"image": image.name, "ranges": wanted, "idle": idle})
+        self._call("fill", {"image": image.name, "ranges": _pairs(ranges), "idle": idle})
         self._told = -FRESH
 
     def filled(self, image: str) -> Filled:
@@ -186,13 +189,21 @@ class ChunkSource:
             return Filled()
         return Filled(told["filled"][0], told["filling"], told["whole"], told["boot_set"], told["pinned"])
 
+    def lacking(self, image: Image) -> Sequence[Range]:
+        return _ranges(self._call("lacking", {"image": image.name}, timeout=_LONG)["ranges"])
+
+    def put(self, image: Image, ranges: Sequence[Range], file: int) -> Taken:
+        taken = self._call("put", {"image": image.name, "ranges": _pairs(ranges)}, file=file, timeout=_LONG)
+        self._told = -FRESH
+        return Taken(taken["kept"], tuple(_ranges(taken["wrong"])), taken["full"])
+
     def pin(self, image: Image, until: float) -> None:
         self._call("pin", {"key": image.key, "until": int(until)})
         self._told = -FRESH
 
     def boot_set(self, image: str) -> Sequence[Range] | None:
         ranges = self._call("boot-set", {"image": checked(image)})["ranges"]
-        return None if ranges is None else [Range(begin, end - begin) for begin, end in ranges]
+        return None if ranges is None else _ranges(ranges)
 
     def existing(self) -> frozenset[str]:
         return frozenset(path.stem for path in self._links.glob("[!.]*.sock"))
@@ -254,6 +265,14 @@ class ChunkSource:
                     log.warning("what is served cannot be told, and is taken to be as before: %s", error)
                 self._told = time.monotonic()
             return self._images
+
+
+def _pairs(ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    return [(each.offset, each.offset + each.length) for each in ranges]
+
+
+def _ranges(pairs: Sequence[tuple[int, int]]) -> list[Range]:
+    return [Range(begin, end - begin) for begin, end in pairs]
 
 
 def client_node(socket: Path, export: str) -> BlockNode:

@@ -2,6 +2,7 @@
 
 mod bootset;
 mod fill;
+mod put;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use bootset::BootSet;
 pub use fill::Class;
 use fill::Filling;
+pub use put::Taken;
 
 use crate::fetch::{Answer, Closed, Fault, Left, Upstream};
 use crate::kept::names;
@@ -570,6 +572,8 @@ fn copy(chunk: &[u8], at: u64, data: &mut [u8], offset: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
     use crate::manifest::digest;
 
@@ -620,5 +624,32 @@ mod tests {
         pool.forget(&Name::of_chunk(&chunk(3)));
         pool.forget(&Name::of_chunk(&chunk(1)));
         assert_eq!(((3 * CHUNK, true), (CHUNK, false)), (image.held(), counted(&image)));
+    }
+
+    #[test]
+    fn only_what_the_manifest_names_is_taken_and_only_what_is_not_here() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pool, image, page) = scene(folder.path());
+        image.manifest().unwrap().put_page(0, &page).unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let image = Arc::new(image);
+        let put = |ranges: &[Range<u64>], data: Vec<u8>| image.put(ranges, &mut data.as_slice(), runtime.handle());
+        let lacking = || runtime.block_on(image.lacking()).unwrap();
+        keep(&pool, 1);
+        assert_eq!([CHUNK..3 * CHUNK; 1], *lacking());
+        let (all, end) = ([0..3 * CHUNK; 1], [2 * CHUNK..3 * CHUNK; 1]);
+        let taken = put(&all, [chunk(1), chunk(2), chunk(9)].concat()).unwrap();
+        assert_eq!(Taken { kept: CHUNK, wrong: end.to_vec(), full: false }, taken);
+        assert_eq!(end, *lacking());
+        assert_eq!(CHUNK, put(&end, chunk(3)).unwrap().kept);
+        assert_eq!(Taken::default(), put(&end, chunk(3)).unwrap());
+        assert!(lacking().is_empty());
+        let mut read = vec![0; to_usize(CHUNK)];
+        assert!(image.read_now(2 * CHUNK, &mut read) && read == chunk(3));
+        for (ranges, data) in
+            [(all, chunk(1)), ([1..CHUNK; 1], chunk(1)), ([CHUNK..4 * CHUNK; 1], [0; 1].repeat(1 << 20))]
+        {
+            assert!(put(&ranges, data).is_err());
+        }
     }
 }

@@ -6,13 +6,14 @@ import mmap
 import os
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
-from drivers.base import Child, Filled, Image, Limits, Parent, PathState, Range
+from drivers.base import Child, Filled, Image, Limits, Parent, PathState, Range, Taken
 from drivers.chunkstore import process, source
-from drivers.chunkstore.control import Control, StoreDown
+from drivers.chunkstore.control import Control, StoreDown, StoreRefused
 from drivers.chunkstore.source import ChunkSource
 from drivers.errors import BadAddress, BadVolume, DriverError, HostFailed, NbdFailed, NoParents
 from drivers.host.space import Room
@@ -69,6 +70,43 @@ class ChunkSourceTest(ChunkHostCase):
         child.wait_held(image, 6 * MIB)
         published, fetched = (path_of(host.place.state, image.key).read_bytes() for host in (top, child))
         self.assertEqual(published, fetched)
+
+    def test_what_came_another_way_is_kept_as_far_as_it_is_of_the_image(self) -> None:
+        _, file = self.make_image()
+        top, child = self.host("top"), self.host("child")
+        store = ImageStore(top.place.state, Room(top.place.state))
+        image = store.add("img", inspect(file), silently)
+        top.serve_file(image, store.path(image), "child")
+        child.join(image, [top])
+        first, second = child.source.lacking(image)
+        self.assertEqual((Range(0, 3 * MIB), Range(4 * MIB, 3 * MIB)), (first, second))
+        reader, writer = os.pipe()
+        with os.fdopen(reader), os.fdopen(writer, "wb") as pipe, ThreadPoolExecutor(1) as pool:
+            taken = pool.submit(child.source.put, image, [first], reader)
+            pipe.write(file.read_bytes()[: 3 * MIB])
+            pipe.flush()
+            self.assertEqual(Taken(3 * MIB), taken.result())
+        bad = self.root / "bad"
+        bad.write_bytes(bytes(MIB) + file.read_bytes()[5 * MIB : 7 * MIB])
+        with bad.open("rb") as content:
+            expected = Taken(2 * MIB, (Range(4 * MIB, MIB),))
+            self.assertEqual(expected, child.source.put(image, [second], content.fileno()))
+            self.assertRaises(
+                StoreRefused, child.source.put, image, [second], content.fileno()
+            )  # the file is at its end
+        self.assertEqual([Range(4 * MIB, MIB)], child.source.lacking(image))
+        self.assert_same(child.uri(image), file)
+        self.assertEqual(MIB, child.source._known()[image.name]["fetched"])
+
+    def test_nothing_is_taken_of_an_image_whose_chunks_nothing_proves(self) -> None:
+        image, file = self.make_image(MIB)
+        top, child = self.host("top"), self.host("child")
+        top.serve_file(image, file, "child")
+        child.join(image, [top])
+        with file.open("rb") as content:
+            put = (child.source.put, image, [Range(0, MIB)], content.fileno())
+            self.assertIn("nothing proves", str(self.assertRaises(StoreRefused, *put)))
+        self.assertEqual([Range(0, MIB)], child.source.lacking(image))
 
     def test_a_host_that_is_no_child_reads_nothing_and_one_that_is_named_later_does(self) -> None:
         image, file = self.make_image(MIB)
