@@ -14,9 +14,10 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTo
 
 from volt import errors
 from volt.coordinator import Coordinator
+from volt.deployments import Deployments
+from volt.deploymodels import Deployment, DeploymentList, DeploymentRequest
+from volt.fields import AGENT_PATTERN, MAX_INTEGER, Name
 from volt.models import (
-    AGENT_PATTERN,
-    MAX_INTEGER,
     Assignment,
     BootSet,
     DeadParentReport,
@@ -30,7 +31,6 @@ from volt.models import (
     ImageList,
     ImageTree,
     JoinRequest,
-    Name,
     ProblemDocument,
     PublishRequest,
     summary,
@@ -40,6 +40,8 @@ from volt.tokens import token_matches
 log = logging.getLogger(__name__)
 
 MAX_BODY = 4 * 1024 * 1024
+MAX_ROW = 2**31 - 1
+"""The largest number of a row that a database knows."""
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 """Paths that need no token: they tell nothing about hosts and images."""
 
@@ -70,6 +72,12 @@ class ImagePath(BaseModel):
 
 class NodePath(HostPath, ImagePath):
     """A host's node of an image in a path."""
+
+
+class DeploymentPath(BaseModel):
+    """A deployment in a path."""
+
+    deployment: int = Field(ge=1, le=MAX_ROW)
 
 
 class AgentHeader(BaseModel):
@@ -114,6 +122,7 @@ def create_app(coordinator: Coordinator, token: str | None = None) -> Flask:
     _add_hosts(app, coordinator)
     _add_images(app, coordinator)
     _add_nodes(app, coordinator)
+    _add_deployments(app, coordinator.deployments)
     _add_operation(app, coordinator)
     return app
 
@@ -158,7 +167,7 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/hosts/<host>/heartbeat", responses={200: HeartbeatAnswer})
     def heartbeat(path: HostPath, header: AgentHeader, body: HeartbeatRequest) -> Response:
         """Renew the lease, say what the host has, and learn what changed."""
-        told = (body.nodes, body.kept, body.needed, body.address, body.place)
+        told = (body.nodes, body.kept, body.needed, body.address, body.place, body.transfers)
         return _answer(volt.heartbeat(path.host, *told, agent=header.agent))
 
 
@@ -218,6 +227,29 @@ def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:
     def report_dead(path: ImagePath, header: AgentHeader, body: DeadParentReport) -> Response:
         """Say that a parent does not answer; the reporter's assignment from now on."""
         return _answer(volt.report_dead(path.image, body.reporter, body.dead, agent=header.agent))
+
+
+def _add_deployments(app: OpenAPI, deployments: Deployments) -> None:
+    @app.get("/v1/deployments", responses={200: DeploymentList})
+    def list_deployments() -> Response:
+        """All deployments, the newest first, without their hosts."""
+        return _answer(DeploymentList(deployments=deployments.all()))
+
+    @app.post("/v1/deployments", responses={201: Deployment})
+    def create_deployment(body: DeploymentRequest) -> Response:
+        """Bring a whole image to hosts. Hosts that have it already are done at once."""
+        return _answer(deployments.create(body), 201)
+
+    @app.get("/v1/deployments/<int:deployment>", responses={200: Deployment})
+    def show_deployment(path: DeploymentPath) -> Response:
+        """One deployment, and how far each of its hosts is."""
+        return _answer(deployments.one(path.deployment))
+
+    @app.delete("/v1/deployments/<int:deployment>", responses={204: None})
+    def cancel_deployment(path: DeploymentPath) -> Response:
+        """End a deployment. Hosts that have all of the image keep it."""
+        deployments.cancel(path.deployment)
+        return Response(status=204)
 
 
 def _add_operation(app: OpenAPI, volt: Coordinator) -> None:

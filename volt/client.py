@@ -12,9 +12,18 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from volt import errors
+from volt.deploymodels import (
+    Deployment,
+    DeploymentHost,
+    DeploymentList,
+    DeploymentRequest,
+    TransferReport,
+    TransferState,
+    TransferTask,
+)
+from volt.fields import AGENT_HEADER, Name
 from volt.http import httpx
 from volt.models import (
-    AGENT_HEADER,
     Assignment,
     BootSet,
     Child,
@@ -29,7 +38,6 @@ from volt.models import (
     ImageList,
     ImageTree,
     JoinRequest,
-    Name,
     NodeReport,
     NodeState,
     Parent,
@@ -44,6 +52,9 @@ __all__ = [
     "Assignment",
     "BootSet",
     "Child",
+    "Deployment",
+    "DeploymentHost",
+    "DeploymentRequest",
     "HeartbeatAnswer",
     "Host",
     "HostState",
@@ -52,6 +63,9 @@ __all__ = [
     "NodeReport",
     "NodeState",
     "Parent",
+    "TransferReport",
+    "TransferState",
+    "TransferTask",
     "TreeNode",
     "VoltClient",
 ]
@@ -110,13 +124,15 @@ class VoltClient:
         needed: Sequence[str] = (),
         address: str | None = None,
         place: str | None = None,
+        transfers: Sequence[TransferReport] = (),
     ) -> HeartbeatAnswer:
         """Report the host's images and learn what changed; the arguments are those of HeartbeatRequest.
 
         Raises HostUnknown: register, then join the images again.
         """
         path = f"/v1/hosts/{_name(host)}/heartbeat"
-        told = {"nodes": nodes, "kept": list(kept), "needed": list(needed), "address": address, "place": place}
+        told = {"nodes": nodes, "kept": list(kept), "needed": list(needed)}
+        told |= {"address": address, "place": place, "transfers": list(transfers)}
         return self._call(HeartbeatAnswer, "POST", path, HeartbeatRequest, **told)
 
     def publish(self, name: str, size: int, digest: str, origin: str, parent: str | None = None) -> Image:
@@ -178,6 +194,22 @@ class VoltClient:
         """The image's tree. Raises ImageUnknown."""
         return self._call(ImageTree, "GET", f"/v1/images/{_name(image)}/tree")
 
+    def deploy(self, wanted: DeploymentRequest) -> Deployment:
+        """Bring a whole image to hosts. Raises ImageUnknown, ImageWithdrawn, HostUnknown, BadRequest."""
+        return self._call(Deployment, "POST", "/v1/deployments", DeploymentRequest, **wanted.model_dump())
+
+    def deployments(self) -> list[Deployment]:
+        """All deployments, the newest first, without their hosts."""
+        return self._call(DeploymentList, "GET", "/v1/deployments").deployments
+
+    def deployment(self, number: int) -> Deployment:
+        """One deployment. Raises DeploymentUnknown."""
+        return self._call(Deployment, "GET", f"/v1/deployments/{number}")
+
+    def cancel_deployment(self, number: int) -> None:
+        """End a deployment; hosts that have all of the image keep it. Raises DeploymentUnknown."""
+        self._send("DELETE", f"/v1/deployments/{number}")
+
     def report_dead(self, image: str, reporter: str, dead: str) -> Assignment:
         """Report that a parent does not answer; returns the reporter's new assignment.
 
@@ -187,7 +219,7 @@ class VoltClient:
         return self._call(Assignment, "POST", path, DeadParentReport, reporter=reporter, dead=dead)
 
     def _call(
-        self, answer: type[_Answer], method: str, path: str, request: type[BaseModel] | None = None, **fields: Any
+        self, answer: type[_Answer], method: str, path: str, request: type[BaseModel] | None = None, /, **fields: Any
     ) -> _Answer:
         try:
             content = request.model_validate(fields).model_dump_json() if request else None

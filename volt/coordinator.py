@@ -21,6 +21,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from volt import bootsets, queries
+from volt.deployments import Deployments
+from volt.deploymodels import TransferReport
 from volt.edgesecrets import edge_secret, serving_key, ticket
 from volt.errors import HostHasNode, ImageConflict, ImageInUse, ImageWithdrawn, NodeUnknown
 from volt.leases import Leases, Policy, leave_tree, steady_clock
@@ -55,7 +57,8 @@ class Coordinator:
         self.metrics = Metrics(store)
         self._policy = policy or Policy()
         self._now = now or steady_clock()
-        self.leases = Leases(store, self._policy, self._now, self.metrics)
+        self.deployments = Deployments(store, self._now)
+        self.leases = Leases(store, self._policy, self._now, self.metrics, self.deployments)
 
     def register(self, host: str, address: str, place: str | None = None, *, agent: str = "") -> Host:
         """Register a host or refresh it. Raises HostTaken."""
@@ -87,8 +90,10 @@ class Coordinator:
                     if host in tree.hosts:
                         leave_tree(tree, image, host, self.metrics)
             queries.end_waiting(session, queries.departures_of(session, host))
+            ended = self.deployments.lose(session, [host])
             session.delete(row)
             log.info("host %s removed", host)
+        self.deployments.settle(ended)
 
     def heartbeat(
         self,
@@ -98,6 +103,7 @@ class Coordinator:
         needed: Sequence[str] = (),
         address: str | None = None,
         place: str | None = None,
+        transfers: Sequence[TransferReport] = (),
         *,
         agent: str = "",
     ) -> HeartbeatAnswer:
@@ -123,6 +129,10 @@ class Coordinator:
             queries.end_waiting(session, left, {*reported, *needed})
             withdrawn = queries.withdrawn_images(session, stored)
             discard = queries.unneeded_digests(session, kept)
+            tasks, ended = self.deployments.hear(session, host, transfers)
+            if tasks:
+                interval = min(interval, self.deployments.interval(session))
+        self.deployments.settle(ended)
         for image in filled:
             self._note_whole(host, image, whole=reported[image].whole)
         # A host that reports what Volt knows needs no look at a tree.
@@ -137,6 +147,7 @@ class Coordinator:
             absent=sorted(absent),
             withdrawn=sorted(withdrawn & reported.keys()),
             discard=sorted(discard),
+            transfers=tasks,
         )
 
     def publish(

@@ -75,6 +75,10 @@ class ImageUnknown(Problem, status=404):
     """No image of this name is published."""
 
 
+class DeploymentUnknown(Problem, status=404):
+    """There is no deployment of this number."""
+
+
 class NodeUnknown(Problem, status=404):
     """The host has no place in the image's tree."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, and_, func, select, update
 from sqlalchemy.orm import Session
 
+from volt.deployments import Deployments
 from volt.errors import HostTaken, OriginNeeded
 from volt.metrics import Metrics
 from volt.models import HostState
@@ -54,9 +55,12 @@ class Policy:
 class Leases:
     """Hosts' leases. ``now``: seconds since the epoch, by a clock that is never set back."""
 
-    def __init__(self, store: Store, policy: Policy, now: Callable[[], float], metrics: Metrics) -> None:
+    def __init__(
+        self, store: Store, policy: Policy, now: Callable[[], float], metrics: Metrics, deployments: Deployments
+    ) -> None:
         """All leases begin now at the earliest."""
         self._store, self._policy, self._now, self._metrics = store, policy, now, metrics
+        self._deployments = deployments
         self.check_s = policy.lease_s / CHECKS_PER_LEASE
         """Seconds between two calls of ``expire``."""
         self._since = self._answered = now()
@@ -132,6 +136,8 @@ class Leases:
                 with changing_tree(session, image, self._now()) as tree:
                     for row in rows:
                         self._lose(tree, image, row.name)
+            ended = self._deployments.lose(session, [row.name for row in rows])
+        self._deployments.settle(ended)
 
     def _lose(self, tree: Tree, image: ImageRow, host: str) -> None:
         if host not in tree.hosts:

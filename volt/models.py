@@ -10,44 +10,15 @@ neither: their kinds and schemes are those of the hosts' drivers.
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-DIGEST_PATTERN = r"^[a-z][a-z0-9-]{0,15}:[0-9A-Za-z]{1,128}$"
-ADDRESS_PATTERN = r"^[a-z][a-z0-9+.-]*:[!-~]+$"
-PLACE_PATTERN = r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_-]{0,62})?)?$"
-AGENT_PATTERN = r"^([0-9a-f]{32})?$"
-AGENT_HEADER = "Volt-Agent"
-"""The header of a request that names the agent that sends it; ``volt.api.AgentHeader`` reads it."""
-MAX_INTEGER = 2**63 - 1
+from volt.deploymodels import TransferReport, TransferTask
+from volt.fields import Address, Answer, Count, Digest, Name, Request, Size, State, Where
 
 
-Name = Annotated[str, Field(pattern=NAME_PATTERN, description="Name of a host or an image")]
-Where = Annotated[str, Field(pattern=PLACE_PATTERN, description="Site and rack of a host: SITE/RACK, SITE or empty")]
-Address = Annotated[str, Field(pattern=ADDRESS_PATTERN, max_length=512, description="URI of a host's images")]
-Digest = Annotated[str, Field(pattern=DIGEST_PATTERN, description="What identifies the content: kind:value")]
-
-
-def _whole(number: object) -> object:
-    """To JSON, 1.0 is an integer."""
-    return int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-Size = Annotated[int, Field(gt=0, le=MAX_INTEGER, multiple_of=512, description="Bytes"), BeforeValidator(_whole)]
-Count = Annotated[int, Field(ge=0, le=MAX_INTEGER), BeforeValidator(_whole)]
-
-
-class _State(StrEnum):
-    @classmethod
-    def _missing_(cls, value: object) -> Self | None:
-        """A state of a later version."""
-        return cls("unknown") if isinstance(value, str) else None
-
-
-class HostState(_State):
+class HostState(State):
     """``lost``: its lease ran out and it left all trees. Its next call makes it ``alive``.
 
     ``unknown``: what a client reads for a state of a later version. Volt never sends it.
@@ -58,7 +29,7 @@ class HostState(_State):
     UNKNOWN = "unknown"
 
 
-class NodeState(_State):
+class NodeState(State):
     """How far a host's place in a tree is confirmed by that host, and so whether others may read from it.
 
     ``joining`` (may be read from): new, not confirmed yet. ``ready`` (may be read from): confirmed.
@@ -77,23 +48,14 @@ class NodeState(_State):
     UNKNOWN = "unknown"
 
 
-class _Request(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Answer(BaseModel):
-    # Errors get into logs with their causes, so they must not repeat answers, which have secrets.
-    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
-
-
-class HostRequest(_Request):
+class HostRequest(Request):
     """A host registers, or its address or place has changed. Without a place it keeps the one that it has."""
 
     address: Address
     place: Where | None = None
 
 
-class PublishRequest(_Request):
+class PublishRequest(Request):
     """``origin`` has the whole image and serves it from its own copy.
 
     ``parent``: the image that this one was made of, if the origin knows that. Nothing depends on it.
@@ -106,21 +68,21 @@ class PublishRequest(_Request):
     parent: Name | None = None
 
 
-class JoinRequest(_Request):
+class JoinRequest(Request):
     """A host asks for a place in an image's tree. ``moving``: for a disk of the image that another host has had."""
 
     host: Name
     moving: bool = False
 
 
-class DeadParentReport(_Request):
+class DeadParentReport(Request):
     """``reporter`` could not read from ``dead``."""
 
     reporter: Name
     dead: Name
 
 
-class NodeReport(_Request):
+class NodeReport(Request):
     """What a host reports about one of its images.
 
     ``revision``: the newest assignment that the host follows: it reads from parents of no older one.
@@ -135,11 +97,12 @@ class NodeReport(_Request):
     whole: bool = False
 
 
-class HeartbeatRequest(_Request):
+class HeartbeatRequest(Request):
     """``nodes``: all images that a host has a stack for. ``kept``: digests of retained data without a stack.
 
     ``needed``: further images that the host may need: it has records of them that it cannot use now.
-    ``address``, ``place``: the host's own, which replace those that Volt has.
+    ``address``, ``place``: the host's own, which replace those that Volt has. ``transfers``: how far the host is in
+    the deployments that it was told of.
     """
 
     nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
@@ -147,6 +110,7 @@ class HeartbeatRequest(_Request):
     needed: list[Name] = Field(default_factory=list, max_length=10000)
     address: Address | None = None
     place: Where | None = None
+    transfers: list[TransferReport] = Field(default_factory=list, max_length=1000)
 
 
 class BootSet(BaseModel):
@@ -160,7 +124,7 @@ class BootSet(BaseModel):
     ranges: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] = Field(max_length=16384)
 
 
-class Host(_Answer):
+class Host(Answer):
     """A registered host. ``place``: its site and rack, ``SITE/RACK``; empty if it has told none."""
 
     name: str
@@ -170,13 +134,13 @@ class Host(_Answer):
     last_seen: datetime
 
 
-class HostList(_Answer):
+class HostList(Answer):
     """All registered hosts, by name."""
 
     hosts: list[Host]
 
 
-class Parent(_Answer):
+class Parent(Answer):
     """A host to read from. ``secret``: known to both hosts and no third, the same as in the parent's ``Child``.
 
     ``ticket``: a secret as well, of this assignment's revision. The parent can compute it (``Assignment.serving_key``).
@@ -188,14 +152,14 @@ class Parent(_Answer):
     ticket: str = Field(default="", repr=False)
 
 
-class Child(_Answer):
+class Child(Answer):
     """A host that may read. ``secret``: known to both hosts and no third, the same as in the child's ``Parent``."""
 
     host: str
     secret: str = Field(repr=False)
 
 
-class Assignment(_Answer):
+class Assignment(Answer):
     """A host's place in an image's tree, for this host only.
 
     ``parents``: in order of preference, empty only for an origin. ``children``: hosts that may read from this one.
@@ -215,23 +179,25 @@ class Assignment(_Answer):
     serving_key: str = Field(default="", repr=False)
 
 
-class HeartbeatAnswer(_Answer):
+class HeartbeatAnswer(Answer):
     """``assignments``: those newer than the host reported, also of images that it did not report and should leave.
 
     ``absent``: reported images in whose trees the host has no place: it has to join again. ``withdrawn``: reported
     images to detach as soon as nothing on the host and none of its children needs them. An origin is told when no other
     host has the image or may come back for it. ``discard``: digests of ``kept`` to delete: their images were withdrawn.
+    ``transfers``: what the host has to do in deployments.
     """
 
     interval_s: float
     lease_s: float
     assignments: list[Assignment]
     absent: list[str]
-    withdrawn: list[str] = []
-    discard: list[str] = []
+    withdrawn: list[str] = Field(default_factory=list)
+    discard: list[str] = Field(default_factory=list)
+    transfers: list[TransferTask] = Field(default_factory=list)
 
 
-class Image(_Answer):
+class Image(Answer):
     """A published image. ``nodes`` counts the hosts in its tree besides the origins.
 
     ``withdrawn``: no further host gets the image, and it goes when only its origins have it. ``parent``: the image that
@@ -248,13 +214,13 @@ class Image(_Answer):
     parent: str | None = None
 
 
-class ImageList(_Answer):
+class ImageList(Answer):
     """All published images, by name."""
 
     images: list[Image]
 
 
-class TreeNode(_Answer):
+class TreeNode(Answer):
     """A host in an image's tree. ``children``: its primary children. ``parent``: the host that it reads from now.
 
     ``whole``: the host keeps all of the image, and comes first where it is a parent. ``place``: where the host was when
@@ -274,7 +240,7 @@ class TreeNode(_Answer):
     whole: bool = False
 
 
-class ImageTree(_Answer):
+class ImageTree(Answer):
     """An image's tree: ``root`` is the origin in slot 0, ``origins`` are the further ones."""
 
     image: str
@@ -296,7 +262,7 @@ class ProblemDocument(BaseModel):
     hosts: list[str] = Field(default_factory=list)
 
 
-class Health(_Answer):
+class Health(Answer):
     """``status`` is ``ok`` when the store answers."""
 
     status: str

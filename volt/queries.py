@@ -37,6 +37,13 @@ def published(session: Session, name: str, *, lock: bool = False) -> ImageRow:
     return image
 
 
+def origins_of(session: Session, image: ImageRow) -> list[str]:
+    """The origins of an image, the first one first."""
+    n = node_table.c
+    found = select(n.host).where(n.image_id == image.id, n.slot <= 0).order_by(n.slot.desc())
+    return list(session.scalars(found))
+
+
 def images_of(session: Session, *hosts: str) -> list[ImageRow]:
     """The images in whose trees these hosts are, locked. A host may have left one while this waited for the lock."""
     theirs = select(node_table.c.image_id).where(node_table.c.host.in_(hosts))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from volt.deploymodels import TransferState
 from volt.errors import VoltError
 from volt.models import HostState, NodeState
 from volt.tree import Departure, Node, Tree
@@ -29,7 +31,7 @@ NAME = sa.String(63)
 PLACE = sa.String(127)
 
 
-def _words(kind: type[HostState] | type[NodeState]) -> sa.Enum:
+def _words(kind: type[StrEnum]) -> sa.Enum:
     return sa.Enum(
         kind, native_enum=False, create_constraint=False, length=16, values_callable=lambda e: [m.value for m in e]
     )
@@ -62,7 +64,7 @@ class ImageRow(Base):
     ``fanout`` is that of the time of publishing: another one would turn all parents of a living tree around at once.
     ``withdrawn``: it goes, or went, when no host needs it any more; hosts need not keep its content for later either.
     ``parent``: the name of the image that it was made of. No foreign key: the parent may go, or not be known.
-    ``home``: the place of its first origin.
+    ``home``: the place of its first origin. ``shape``: the fanout that its tree has for a while instead of ``fanout``.
     """
 
     __tablename__ = "images"
@@ -78,6 +80,7 @@ class ImageRow(Base):
     withdrawn: Mapped[bool] = mapped_column(default=False)
     parent: Mapped[str | None] = mapped_column(NAME)
     home: Mapped[str] = mapped_column(PLACE, default="")
+    shape: Mapped[int | None]
 
 
 class BootSetRow(Base):
@@ -88,6 +91,43 @@ class BootSetRow(Base):
     digest: Mapped[str] = mapped_column(sa.String(145), primary_key=True)
     ranges: Mapped[str] = mapped_column(sa.Text)
     boots: Mapped[int]
+
+
+class DeploymentRow(Base):
+    """A deployment (volt/deployments.py). Times in seconds since the epoch. ``source``: who sends, if one host does."""
+
+    __tablename__ = "deployments"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    image_id: Mapped[int] = mapped_column(sa.ForeignKey("images.id"), index=True)
+    size: Mapped[int] = mapped_column(sa.BigInteger)
+    digest: Mapped[str] = mapped_column(sa.String(145))
+    asked: Mapped[str] = mapped_column(sa.String(32))
+    method: Mapped[str] = mapped_column(sa.String(32))
+    encrypt: Mapped[bool | None]
+    keep_s: Mapped[int] = mapped_column(sa.BigInteger)
+    parallel: Mapped[int]
+    source: Mapped[str] = mapped_column(NAME, default="")
+    created: Mapped[float] = mapped_column(sa.Float(53))
+    ended: Mapped[float | None] = mapped_column(sa.Float(53))
+    cancelled: Mapped[bool] = mapped_column(default=False)
+
+
+class TransferRow(Base):
+    """A host of a deployment. ``number``: its turn. ``ended``: when it said so; until then it is told what to do."""
+
+    __tablename__ = "transfers"
+
+    deployment_id: Mapped[int] = mapped_column(sa.ForeignKey("deployments.id"), primary_key=True)
+    host: Mapped[str] = mapped_column(NAME, primary_key=True)  # no foreign key: what was stays when the host goes
+    number: Mapped[int]
+    state: Mapped[TransferState] = mapped_column(_words(TransferState))
+    done: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    total: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    error: Mapped[str] = mapped_column(sa.Text, default="")
+    ended: Mapped[float | None] = mapped_column(sa.Float(53))
+
+    __table_args__ = (sa.Index("ix_transfers_ended_host", "ended", "host"),)
 
 
 # The columns bear the names of the fields of the tree's own classes, which know of no database. They are not mapped: a
@@ -237,7 +277,7 @@ def changing_tree(session: Session, image: ImageRow, now: float) -> Iterator[Tre
 
 def _tree(image: ImageRow, nodes: Rows, departures: Rows, floor: int = 0) -> Tree:
     return Tree(
-        image.fanout,
+        image.shape or image.fanout,
         image.revision,
         [Node(*row) for row in nodes.values()],
         [Departure(*row) for row in departures.values()],

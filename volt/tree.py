@@ -444,6 +444,12 @@ class Tree(Places):
             with self._change(self._affected(node)):
                 node.whole = whole
 
+    def reshape(self, fanout: int) -> None:
+        """Have heaps of another fanout. All slots stay, so each host still reads from smaller ones only."""
+        if fanout != self.fanout:
+            with self._change(self._all_spots()):
+                self.fanout = fanout
+
     def note_place(self, origin: str, place: str) -> None:
         """An origin is in another place now. The gate there prefers the origin."""
         node = self.hosts[origin]

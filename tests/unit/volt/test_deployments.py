@@ -1,0 +1,192 @@
+"""Deployments, with Volt's hosts played by the test."""
+
+from __future__ import annotations
+
+from tests.doubles.servers import serve_app
+from tests.unit.volt.test_coordinator import CoordinatorCase
+from volt.api import create_app
+from volt.client import NodeReport, VoltClient
+from volt.deploymodels import Deployment, DeploymentRequest, TransferReport, TransferState, TransferTask
+from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageUnknown, ImageWithdrawn
+
+WHOLE, FILLING, FAILED = TransferState.WHOLE, TransferState.FILLING, TransferState.FAILED
+
+
+class DeploymentCase(CoordinatorCase):
+    """An image at an origin, and hosts."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.publish()
+        self.host("h1", "h2", "h3")
+
+    def deploy(self, *hosts: str, image: str = "image", **more: object) -> Deployment:
+        wanted = DeploymentRequest.model_validate({"image": image, "hosts": list(hosts) or None, **more})
+        return self.volt.deployments.create(wanted)
+
+    def tell(self, host: str, number: int = 1, state: TransferState = FILLING, **more: object) -> list[TransferTask]:
+        """What a host says, and is told then."""
+        report = TransferReport.model_validate({"deployment": number, "state": state, **more})
+        return self.volt.heartbeat(host, [], transfers=[report]).transfers
+
+    def tasks(self, host: str) -> list[TransferTask]:
+        return self.volt.heartbeat(host, []).transfers
+
+    def states(self, number: int = 1) -> dict[str, str]:
+        return {host.host: host.state for host in self.volt.deployments.one(number).hosts}
+
+
+class DeploymentsTest(DeploymentCase):
+    def test_each_host_is_told_what_to_do_until_it_has_all_of_it(self) -> None:
+        made = self.deploy("h1", "h2", keep_s=100)
+        self.assertEqual(
+            (1, "image", "auto", "tree", False), (made.id, made.image, made.asked, made.method, made.ended)
+        )
+        [task] = self.tasks("h1")
+        self.assertEqual(
+            (1, "image", True, self.clock() + 100), (task.deployment, task.image, task.go, task.keep_until)
+        )
+        self.assertEqual([], self.tasks("h3"))
+        self.assertEqual([task], self.tell("h1", done=5, total=10))
+        [shown, _] = self.volt.deployments.one(1).hosts
+        self.assertEqual((FILLING, 5, 10, None), (shown.state, shown.done, shown.total, shown.seconds))
+        self.pass_time(3)
+        self.assertEqual([], self.tell("h1", state=WHOLE))
+        self.assertEqual({"h1": "whole", "h2": "waiting"}, self.states())
+        self.assertFalse(self.volt.deployments.one(1).ended)
+        self.assertEqual([], self.tell("h2", state=FAILED, error="no room"))
+        ended = self.volt.deployments.one(1)
+        self.assertEqual((True, 3.0, "no room"), (ended.ended, ended.seconds, ended.hosts[1].error))
+
+    def test_hosts_are_named_or_those_of_a_place_or_all(self) -> None:
+        for host, place in (("h1", "paris/1"), ("h2", "paris"), ("h3", "parish/1")):
+            self.volt.register(host, f"unix:///run/{host}", place)
+        self.deploy(place="paris")
+        self.deploy(place="paris/1")
+        self.deploy(everywhere=True)
+        self.assertEqual([["h1", "h2"], ["h1"], ["h1", "h2", "h3", "origin"]], [[*self.states(n)] for n in (1, 2, 3)])
+        self.assertEqual("whole", self.states(3)["origin"])
+
+    def test_what_cannot_be_is_refused_and_nothing_is_planned(self) -> None:
+        for error, more in (
+            (BadRequest, {}),
+            (BadRequest, {"place": "rome"}),
+            (BadRequest, {"hosts": ["h1"], "everywhere": True}),
+            (BadRequest, {"hosts": ["h1"], "method": "pigeon"}),
+            (HostUnknown, {"hosts": ["h1", "h9"]}),
+            (ImageUnknown, {"hosts": ["h1"], "image": "none"}),
+        ):
+            self.assertRaises(error, self.deploy, **more)
+        self.volt.remove_image("image", when_unused=True)
+        self.assertRaises(ImageWithdrawn, self.deploy, "h1")
+        for call in (self.volt.deployments.one, self.volt.deployments.cancel):
+            self.assertRaises(DeploymentUnknown, call, 1)
+        self.assertEqual([], self.volt.deployments.all())
+
+    def test_a_host_that_dies_is_not_waited_for_and_one_that_is_dead_is_not_begun_with(self) -> None:
+        self.deploy("h1", "h2")
+        self.tell("h1", state=WHOLE)
+        self.lease_runs_out("h1", "origin")
+        self.volt.leases.expire()
+        self.assertEqual({"h1": "whole", "h2": "lost"}, self.states())
+        self.assertTrue(self.volt.deployments.one(1).ended)
+        self.assertEqual([], self.tasks("h2"))
+        self.lease_runs_out("h1", "origin")
+        self.volt.leases.expire()
+        self.assertTrue(self.deploy("h3").ended)
+        self.volt.remove_host("h3")
+
+    def test_a_cancelled_one_is_told_to_hosts_that_have_not_ended(self) -> None:
+        self.deploy("h1", "h2")
+        self.tell("h1", state=WHOLE)
+        self.volt.deployments.cancel(1)
+        self.volt.deployments.cancel(1)
+        self.assertEqual([], self.tasks("h1"))
+        self.assertEqual([True], [task.cancelled for task in self.tell("h2")])
+        self.assertEqual({"h1": "whole", "h2": "cancelled"}, self.states())
+        self.assertEqual([], self.tell("h2", state=TransferState.CANCELLED))
+        shown = self.volt.deployments.one(1)
+        self.assertEqual((True, True), (shown.ended, shown.cancelled))
+
+    def test_by_unicast_hosts_have_turns_and_read_from_an_origin_that_lives(self) -> None:
+        self.publish(origin="second")
+        self.lease_runs_out("h1", "h2", "h3", "second")
+        self.volt.leases.expire()
+        self.deploy("h1", "h2", "h3", method="unicast", parallel=2)
+        told = {host: [(task.go, task.source) for task in self.tasks(host)] for host in ("h1", "h2", "h3")}
+        self.assertEqual({"h1": [(True, "second")], "h2": [(True, "second")], "h3": [(False, "second")]}, told)
+        self.tell("h2", state=WHOLE)
+        self.assertTrue(self.tasks("h3")[0].go)
+
+    def test_hosts_that_are_under_way_report_often_however_many_there_are(self) -> None:
+        self.deploy("h1")
+        self.assertEqual([0.5, 2.0], [self.volt.heartbeat(host, []).interval_s for host in ("h1", "h2")])
+        many = [f"n{number}" for number in range(100)]
+        self.host(*many)
+        self.deploy(*many)
+        self.assertEqual(101 / 50, self.volt.heartbeat("h1", []).interval_s)
+
+    def test_the_newest_comes_first(self) -> None:
+        self.deploy("h1")
+        self.deploy("h2", method="lazy")
+        self.assertEqual([(2, "lazy"), (1, "tree")], [(one.id, one.method) for one in self.volt.deployments.all()])
+
+
+class ShapeTest(DeploymentCase):
+    """The tree of an image while it is deployed."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.volt.publish("large", 1 << 30, "id:large", "origin")
+
+    def join(self, *hosts: str) -> None:
+        for host in hosts:
+            self.volt.join("large", host)
+
+    def fanout(self) -> int:
+        return self.volt.tree("large").fanout
+
+    def test_it_is_a_chain_until_the_deployment_ends(self) -> None:
+        self.deploy("h1", "h2", "h3", image="large")
+        self.join("h1", "h2", "h3")
+        [first] = self.volt.tree("large").root.children
+        self.assertEqual((1, "h1", ["h2"]), (self.fanout(), first.host, [node.host for node in first.children]))
+        for host in ("h1", "h2", "h3"):
+            self.assertEqual(1, self.fanout())
+            self.tell(host, state=WHOLE)
+        self.assertEqual(2, self.fanout())
+        self.assertEqual({"h1", "h2"}, {node.host for node in self.volt.tree("large").root.children})
+
+    def test_it_is_none_for_hosts_that_have_a_part_of_the_image(self) -> None:
+        self.join("h3")
+        self.deploy("h1", image="large")
+        self.assertEqual(2, self.fanout())
+        self.volt.heartbeat("h3", [NodeReport(image="large", revision=0, whole=True)])
+        self.deploy("h2", image="large")
+        self.assertEqual(1, self.fanout())
+        self.volt.deployments.cancel(2)
+        self.assertEqual(1, self.fanout())  # the first one needs it
+        self.volt.deployments.cancel(1)
+        self.assertEqual(2, self.fanout())
+
+    def test_small_images_and_other_methods_leave_it(self) -> None:
+        self.deploy("h1", "h2", "h3")
+        self.deploy("h1", image="large", method="lazy")
+        self.assertEqual([2, 2], [self.volt.tree(image).fanout for image in ("image", "large")])
+
+
+class HttpTest(DeploymentCase):
+    """The same calls by a client."""
+
+    def test_a_client_has_all_calls(self) -> None:
+        url = serve_app(self, create_app(self.volt))
+        client = self.enterContext(VoltClient(url))
+        made = client.deploy(DeploymentRequest(image="image", hosts=["h1"], encrypt=True))
+        self.assertEqual(made.hosts, client.deployment(made.id).hosts)
+        self.assertEqual([made.id], [one.id for one in client.deployments()])
+        report = TransferReport(deployment=made.id, state=FILLING, done=1, total=2)
+        [task] = client.heartbeat("h1", [], transfers=[report]).transfers
+        self.assertEqual((made.id, False), (task.deployment, task.cancelled))
+        client.cancel_deployment(made.id)
+        self.assertRaises(DeploymentUnknown, client.deployment, made.id + 1)
+        self.assertRaises(BadRequest, client.deploy, DeploymentRequest(image="image"))

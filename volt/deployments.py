@@ -1,0 +1,245 @@
+"""Deployments: whole images on their way to many hosts, planned once.
+
+A row for each deployment and each of its hosts says what is wanted and how far that is. Each answer to a heartbeat
+repeats what the host has to do, until the host has said that it is done: so no host remembers it, and no lost or late
+answer does harm. What a host is told is no more than to keep all of the image, and when to begin.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import func, or_, select, update
+from sqlalchemy.orm import Session
+
+from volt import queries
+from volt.deploymodels import (
+    UNDER_WAY,
+    Deployment,
+    DeploymentHost,
+    DeploymentRequest,
+    TransferReport,
+    TransferState,
+    TransferTask,
+)
+from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageWithdrawn
+from volt.models import HostState
+from volt.planning import METHODS, chain_is_faster, chosen
+from volt.store import DeploymentRow, HostRow, ImageRow, Store, TransferRow, changing_tree
+
+log = logging.getLogger(__name__)
+
+SHORTEST_INTERVAL = 0.5
+"""Seconds between the heartbeats of hosts that are under way, at least."""
+BEATS_PER_SECOND = 50
+"""Of all hosts that are under way, at most."""
+
+
+class Deployments:
+    """The deployments in a store. ``now``: seconds since the epoch, by a clock that is never set back."""
+
+    def __init__(self, store: Store, now: Callable[[], float]) -> None:
+        self._store, self._now = store, now
+
+    def create(self, wanted: DeploymentRequest) -> Deployment:
+        """Plan a deployment, and have its hosts begin.
+
+        Raises ImageUnknown, ImageWithdrawn, HostUnknown, BadRequest.
+        """
+        if wanted.method not in (*METHODS, "auto"):
+            raise BadRequest(f"there is no method {wanted.method!r}: auto, {', '.join(METHODS)} are allowed")
+        with self._store.write() as session:
+            hosts = _hosts(session, wanted)
+            image = queries.published(session, wanted.image, lock=True)
+            if image.withdrawn:
+                raise ImageWithdrawn(f"image {image.name} is withdrawn: no further host gets it")
+            row = DeploymentRow(
+                image_id=image.id, size=image.size, digest=image.digest, asked=wanted.method,
+                method=chosen(wanted.method), encrypt=wanted.encrypt, keep_s=wanted.keep_s, parallel=wanted.parallel,
+                created=self._now(),
+            )  # fmt: skip
+            origins = queries.origins_of(session, image)
+            if row.method == "unicast":
+                row.source = next(iter(queries.alive_hosts(session, origins)), origins[0])
+            session.add(row)
+            session.flush()
+            for number, host in enumerate(hosts):
+                state = _first_state(host, is_origin=host.name in origins)
+                ended = None if state is TransferState.WAITING else row.created
+                session.add(TransferRow(deployment_id=row.id, host=host.name, number=number, state=state, ended=ended))
+            session.flush()
+            log.info("deployment %d: image %s to %d hosts by %s", row.id, image.name, len(hosts), row.method)
+            self._settle(session, image, row)
+            self._reshape(session, image)
+            return self._described(session, row, image)
+
+    def all(self) -> list[Deployment]:
+        with self._store.read() as session:
+            rows = session.execute(
+                select(DeploymentRow, ImageRow)
+                .join(ImageRow, ImageRow.id == DeploymentRow.image_id)
+                .order_by(DeploymentRow.id.desc())
+            )
+            return [self._described(session, row, image, hosts=False) for row, image in rows]
+
+    def one(self, number: int) -> Deployment:
+        """Raises DeploymentUnknown."""
+        with self._store.read() as session:
+            row = session.get(DeploymentRow, number)
+            if row is None:
+                raise DeploymentUnknown(f"there is no deployment {number}")
+            return self._described(session, row, session.get_one(ImageRow, row.image_id))
+
+    def cancel(self, number: int) -> None:
+        """End a deployment: hosts that have all of the image keep it. Raises DeploymentUnknown."""
+        with self._store.write() as session:
+            row, image = self._locked(session, number)
+            if row.ended is not None:
+                return
+            log.info("deployment %d is cancelled", number)
+            row.ended, row.cancelled = self._now(), True
+            here = (TransferRow.deployment_id == number, TransferRow.state.in_(UNDER_WAY))
+            session.execute(update(TransferRow).where(*here).values(state=TransferState.CANCELLED))
+            self._reshape(session, image)
+
+    def hear(
+        self, session: Session, host: str, reports: Sequence[TransferReport]
+    ) -> tuple[list[TransferTask], list[int]]:
+        """Note how far a host is. Returns what it has to do, and the deployments that may have ended (``settle``)."""
+        told = {report.deployment: report for report in reports}
+        open_rows = session.execute(
+            select(TransferRow, DeploymentRow, ImageRow.name)
+            .join(DeploymentRow, DeploymentRow.id == TransferRow.deployment_id)
+            .join(ImageRow, ImageRow.id == DeploymentRow.image_id)
+            .where(TransferRow.host == host, TransferRow.ended.is_(None))
+        ).all()
+        ended = []
+        tasks = []
+        for transfer, row, image in open_rows:
+            if (report := told.get(row.id)) is not None:
+                self._note(transfer, report)
+            if transfer.ended is not None:
+                ended.append(row.id)
+            else:
+                tasks.append(_task(session, transfer, row, image))
+        return tasks, ended
+
+    def _note(self, transfer: TransferRow, report: TransferReport) -> None:
+        final = report.state not in (*UNDER_WAY, TransferState.UNKNOWN)
+        if transfer.state is TransferState.CANCELLED and not final:
+            return  # the host has not heard of that yet
+        transfer.state = report.state if report.state is not TransferState.UNKNOWN else TransferState.FILLING
+        transfer.done, transfer.total, transfer.error = report.done, report.total, report.error
+        transfer.ended = self._now() if final else None
+
+    def interval(self, session: Session) -> float:
+        """Seconds between the heartbeats of hosts that are under way."""
+        under_way = session.scalar(select(func.count()).where(TransferRow.ended.is_(None))) or 0
+        return max(SHORTEST_INTERVAL, under_way / BEATS_PER_SECOND)
+
+    def lose(self, session: Session, hosts: Collection[str]) -> list[int]:
+        """The leases of hosts ran out. Returns the deployments that may have ended (``settle``)."""
+        here = (TransferRow.host.in_(hosts), TransferRow.ended.is_(None))
+        touched = session.scalars(select(TransferRow.deployment_id).where(*here).distinct()).all()
+        values = {"state": TransferState.LOST, "ended": self._now()}
+        session.execute(update(TransferRow).where(*here).values(values))
+        return list(touched)
+
+    def settle(self, numbers: Collection[int]) -> None:
+        """End the deployments of these of which no host is under way any more."""
+        for number in sorted(numbers):
+            with self._store.write() as session:
+                row, image = self._locked(session, number)
+                self._settle(session, image, row)
+                self._reshape(session, image)
+
+    def _settle(self, session: Session, image: ImageRow, row: DeploymentRow) -> None:
+        here = (TransferRow.deployment_id == row.id, TransferRow.state.in_(UNDER_WAY))
+        if row.ended is None and session.scalar(select(func.count()).where(*here)) == 0:
+            row.ended = self._now()
+            log.info("deployment %d of image %s has ended after %.0f s", row.id, image.name, row.ended - row.created)
+
+    def _reshape(self, session: Session, image: ImageRow) -> None:
+        """A chain while trees deploy the image, if nobody else would be behind a long one; else the usual heap."""
+        session.flush()
+        hosts = select(TransferRow.host).join(DeploymentRow, DeploymentRow.id == TransferRow.deployment_id)
+        here = (DeploymentRow.image_id == image.id, DeploymentRow.ended.is_(None), DeploymentRow.method == "tree")
+        receivers = set(session.scalars(hosts.where(*here)))
+        if not receivers and image.shape is None:
+            return
+        with changing_tree(session, image, self._now()) as tree:
+            others = [node for node in tree.members if not node.whole and node.host not in receivers]
+            chain = bool(receivers) and not others and chain_is_faster(image.size, len(receivers), image.fanout)
+            image.shape = 1 if chain else None
+            tree.reshape(image.shape or image.fanout)
+
+    def _locked(self, session: Session, number: int) -> tuple[DeploymentRow, ImageRow]:
+        """A deployment and its image, both locked: the image first, as everywhere. Raises DeploymentUnknown."""
+        row = session.get(DeploymentRow, number)
+        if row is None:
+            raise DeploymentUnknown(f"there is no deployment {number}")
+        image = session.scalars(select(ImageRow).where(ImageRow.id == row.image_id).with_for_update()).one()
+        session.refresh(row, with_for_update=True)
+        return row, image
+
+    def _described(self, session: Session, row: DeploymentRow, image: ImageRow, *, hosts: bool = True) -> Deployment:
+        places = dict(session.execute(select(HostRow.name, HostRow.place)).all()) if hosts else {}
+        query = select(TransferRow).where(TransferRow.deployment_id == row.id).order_by(TransferRow.number)
+        return Deployment(
+            id=row.id, image=image.name, size=row.size, digest=row.digest, asked=row.asked, method=row.method,
+            encrypt=row.encrypt, keep_s=row.keep_s, created=datetime.fromtimestamp(row.created, UTC),
+            seconds=(row.ended or self._now()) - row.created, ended=row.ended is not None, cancelled=row.cancelled,
+            hosts=[
+                DeploymentHost(
+                    host=each.host, place=places.get(each.host, ""), state=each.state, done=each.done, total=each.total,
+                    error=each.error, seconds=None if each.ended is None else each.ended - row.created,
+                )
+                for each in (session.scalars(query) if hosts else ())
+            ],
+        )  # fmt: skip
+
+
+def _hosts(session: Session, wanted: DeploymentRequest) -> list[HostRow]:
+    """Raises BadRequest, HostUnknown."""
+    if [wanted.hosts is not None, wanted.place is not None, wanted.everywhere].count(True) != 1:
+        raise BadRequest("say either hosts, or a place, or everywhere")
+    query = select(HostRow).order_by(HostRow.name)
+    if wanted.hosts is not None:
+        found = {host.name: host for host in session.scalars(query.where(HostRow.name.in_(wanted.hosts)))}
+        if unknown := [name for name in wanted.hosts if name not in found]:
+            raise HostUnknown(f"no host is registered as {', '.join(unknown)}", tuple(unknown))
+        return list(found.values())
+    if wanted.place is not None:
+        below = HostRow.place.startswith(wanted.place + "/", autoescape=True)
+        query = query.where(or_(HostRow.place == wanted.place, below))
+    hosts = list(session.scalars(query.where(HostRow.state == HostState.ALIVE)))
+    if not hosts:
+        raise BadRequest(f"no host is alive{f' in {wanted.place}' if wanted.place else ''}")
+    return hosts
+
+
+def _first_state(host: HostRow, *, is_origin: bool) -> TransferState:
+    if is_origin:
+        return TransferState.WHOLE
+    return TransferState.WAITING if host.state is HostState.ALIVE else TransferState.LOST
+
+
+def _task(session: Session, transfer: TransferRow, row: DeploymentRow, image: str) -> TransferTask:
+    return TransferTask(
+        deployment=row.id,
+        image=image,
+        method=row.method,
+        keep_until=row.created + row.keep_s,
+        go=row.method != "unicast" or _has_turn(session, transfer, row),
+        source=row.source,
+        cancelled=transfer.state is TransferState.CANCELLED,
+    )
+
+
+def _has_turn(session: Session, transfer: TransferRow, row: DeploymentRow) -> bool:
+    """Whether fewer hosts are before this one than may read at a time."""
+    before = (TransferRow.deployment_id == row.id, TransferRow.number < transfer.number)
+    waiting = select(func.count()).where(*before, TransferRow.state.in_(UNDER_WAY))
+    return (session.scalar(waiting) or 0) < row.parallel

@@ -1,0 +1,118 @@
+"""What goes over Volt's API of deployments: whole images on their way to many hosts."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field
+
+from volt.fields import Answer, Count, Name, Request, State, Where
+
+Method = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,31}$", description="How an image travels")]
+
+
+class TransferState(State):
+    """How far a host is in a deployment.
+
+    ``waiting``: not heard of yet. ``ready``: has the image's stack, and waits for its turn. ``filling``: reads what is
+    missing. ``whole``: all of the image is there, and stays. ``failed``: ``error`` says why. ``lost``: its lease ran
+    out first. ``cancelled``: the deployment was.
+
+    ``unknown``: what a client reads for a state of a later version. Volt never sends it.
+    """
+
+    WAITING = "waiting"
+    READY = "ready"
+    FILLING = "filling"
+    WHOLE = "whole"
+    FAILED = "failed"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+
+UNDER_WAY = (TransferState.WAITING, TransferState.READY, TransferState.FILLING)
+
+
+class TransferReport(Request):
+    """How far a host is in a deployment: ``done`` of ``total`` bytes are there."""
+
+    deployment: Count
+    state: TransferState = Field(strict=False)
+    done: Count = 0
+    total: Count = 0
+    error: str = Field(default="", max_length=1000)
+
+
+class TransferTask(Answer):
+    """What a host has to do in a deployment, as long as the answers to its heartbeats say so.
+
+    It attaches the image, and keeps all of it until ``keep_until``, in seconds since 1970. It begins to read when
+    ``go`` says so. ``source``: the host that it reads from before all others, if the method wants that.
+    ``cancelled``: it need not keep the image, unless all of the image is there already.
+    """
+
+    deployment: int
+    image: str
+    method: str
+    keep_until: float
+    go: bool
+    source: str = ""
+    cancelled: bool = False
+
+
+class DeploymentRequest(Request):
+    """Bring a whole image to hosts: to those named, to all in a place, or to all. One of the three.
+
+    ``encrypt``: true asks for encryption, false does without; null: as the method does. ``keep_s``: seconds for which
+    the image then stays. ``parallel``: hosts at a time, where hosts have turns.
+    """
+
+    image: Name
+    hosts: list[Name] | None = Field(default=None, min_length=1, max_length=100000)
+    place: Where | None = Field(default=None, min_length=1)
+    everywhere: bool = False
+    method: Method = "auto"
+    encrypt: bool | None = None
+    keep_s: Count = 30 * 86400
+    parallel: int = Field(default=1, ge=1, le=100000)
+
+
+class DeploymentHost(Answer):
+    """A host of a deployment. The fields are those of ``TransferReport``; ``seconds`` since it was asked for."""
+
+    host: str
+    place: str = ""
+    state: TransferState
+    done: int = 0
+    total: int = 0
+    error: str = ""
+    seconds: float | None = None
+
+
+class Deployment(Answer):
+    """A whole image on its way to hosts. ``asked``: the method that was asked for.
+
+    ``ended``: no host is under way any more. ``cancelled``: somebody ended it. ``seconds`` that it has taken.
+    """
+
+    id: int
+    image: str
+    size: int
+    digest: str
+    asked: str
+    method: str
+    encrypt: bool | None
+    keep_s: int
+    created: datetime
+    seconds: float
+    ended: bool
+    cancelled: bool
+    hosts: list[DeploymentHost] = Field(default_factory=list)
+
+
+class DeploymentList(Answer):
+    """Deployments, the newest first, without their hosts."""
+
+    deployments: list[Deployment]

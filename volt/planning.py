@@ -1,0 +1,32 @@
+"""How a deployment is to travel: pure code, without a database.
+
+In a pipelined tree ``fanout`` copies leave each host through its network card, and each hop adds the time of what is on
+its way at once.
+"""
+
+from __future__ import annotations
+
+from volt.tree import depth
+
+METHODS = ("lazy", "tree", "unicast")
+
+RATE = 110e6
+"""Bytes a second of a network card of 1 Gbit/s, less what its protocols take."""
+
+HOP = 0.01
+"""Seconds by which each hop of a tree is behind the one above."""
+
+
+def chosen(method: str) -> str:
+    """The method for ``auto``."""
+    return "tree" if method == "auto" else method
+
+
+def tree_seconds(size: int, hosts: int, fanout: int) -> float:
+    """How long a pipelined tree of so many hosts takes for ``size`` bytes."""
+    return fanout * size / RATE + depth(hosts, fanout) * HOP
+
+
+def chain_is_faster(size: int, hosts: int, fanout: int) -> bool:
+    """Whether a chain of hosts ends before a heap."""
+    return tree_seconds(size, hosts, 1) < tree_seconds(size, hosts, fanout)
