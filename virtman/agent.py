@@ -126,7 +126,8 @@ class Agent:
 
     def _tell_volt(self) -> HeartbeatAnswer:
         reports, needed = self.upkeep.news()
-        return self.stacks.volt.heartbeat(reports, self.upkeep.kept, needed)
+        transfers = self.upkeep.deployments.reports()
+        return self.stacks.volt.heartbeat(reports, self.upkeep.kept, needed, transfers)
 
 
 def _accel(config: AgentConfig) -> models.Accel:

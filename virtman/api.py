@@ -41,14 +41,15 @@ from virtman import (
 from virtman.agent import Agent
 from virtman.calls import Call, LongCall
 from virtman.convert import Progress
+from virtman.deploying import HYDRATION
 from virtman.errors import VirtmanError
 from virtman.fdpassing import Passed
-from virtman.imagekeeper import HYDRATION
-from virtman.models import DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
+from virtman.models import DeploymentPath, DiskPath, ForceRequest, ImagePath, SnapshotPath, VmPath
 from virtman.peer import Peer
 from virtman.pipe import Caller, Pipe
 from virtman.records import Boot
 from virtman.roles import Permit, check_call, check_named, permit_of
+from volt.deploymodels import Deployment, DeploymentList, DeploymentRequest
 from volt.models import ImageTree
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ def create_app(agent: Agent) -> Application:
     _cache_routes(app, agent, long_calls)
     _image_routes(app, agent, long_calls)
     _hydration_routes(app, agent, long_calls)
+    _deployment_routes(app, agent)
     _vm_routes(app, agent)
     _machine_routes(app, agent)
     _disk_routes(app, agent)
@@ -403,6 +405,24 @@ def _image_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None
     @app.serve(calls.TREE)
     def tree(path: ImagePath) -> ImageTree:
         return agent.stacks.volt.tree(path.image)
+
+
+def _deployment_routes(app: Application, agent: Agent) -> None:
+    @app.serve(calls.DEPLOYMENTS)
+    def deployments() -> DeploymentList:
+        return DeploymentList(deployments=agent.stacks.volt.deployments())
+
+    @app.serve(calls.DEPLOY)
+    def deploy(body: DeploymentRequest) -> Deployment:
+        return agent.stacks.volt.deploy(body)
+
+    @app.serve(calls.DEPLOYMENT)
+    def deployment(path: DeploymentPath) -> Deployment:
+        return agent.stacks.volt.deployment(path.deployment)
+
+    @app.serve(calls.CANCEL_DEPLOYMENT)
+    def cancel_deployment(path: DeploymentPath) -> None:
+        agent.stacks.volt.cancel_deployment(path.deployment)
 
 
 def _hydration_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None:

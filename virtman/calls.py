@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from virtman import models
 from virtman.models import Nothing
 from virtman.names import check_name
+from volt.deploymodels import Deployment, DeploymentList
 from volt.models import ImageTree
 
 A = TypeVar("A", bound=BaseModel)
@@ -91,6 +92,15 @@ END_HYDRATION = Call("DELETE", "/v1/images/<image>/hydration", Nothing,
     summary="Keep of an image what its VMs read, as of any other image")
 TREE = Call("GET", "/v1/images/<image>/tree", ImageTree, members=True,
     summary="An image's tree of hosts")
+
+DEPLOYMENTS = Call("GET", "/v1/deployments", DeploymentList,
+    summary="Whole images on their way to many hosts, the newest first, without their hosts")
+DEPLOY = Call("POST", "/v1/deployments", Deployment,
+    summary="Bring a whole image to many hosts")
+DEPLOYMENT = Call("GET", "/v1/deployments/<deployment>", Deployment,
+    summary="One deployment, and how far each of its hosts is")
+CANCEL_DEPLOYMENT = Call("DELETE", "/v1/deployments/<deployment>", Nothing,
+    summary="End a deployment; hosts that have all of the image keep it")
 
 VMS = Call("GET", "/v1/vms", models.VmList, members=True,
     summary="The VMs of this host")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse
@@ -24,6 +24,7 @@ from virtman.calls import A, Call, LongCall
 from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest
 from virtman.names import check_name, check_path
 from virtman.places import places
+from volt.deploymodels import Deployment
 from volt.models import ImageTree
 
 TIMEOUT = 600.0
@@ -270,6 +271,38 @@ class AgentClient:
 
     def arrive(self, vm: str) -> models.Booted:
         return self._call(calls.ARRIVE, vm=vm)
+
+    # Deployments
+
+    def deployments(self) -> list[Deployment]:
+        return self._call(calls.DEPLOYMENTS).deployments
+
+    def deploy(self, wanted: Mapping[str, object]) -> Deployment:
+        """Bring a whole image to many hosts. ``wanted``: the fields of ``volt.deploymodels.DeploymentRequest``."""
+        return self._call(calls.DEPLOY, dict(wanted))
+
+    def deployment(self, number: int) -> Deployment:
+        return self._call(calls.DEPLOYMENT, deployment=str(number))
+
+    def cancel_deployment(self, number: int) -> None:
+        self._call(calls.CANCEL_DEPLOYMENT, deployment=str(number))
+
+    def follow_deployment(self, number: int, on_progress: OnProgress = silently) -> Deployment:
+        """Wait until no host of a deployment is under way any more."""
+        import math
+
+        from drivers.host.retry import until
+
+        def ended() -> Deployment | None:
+            now = self.deployment(number)
+            under_way = [host for host in now.hosts if host.seconds is None or host.state == "whole"]
+            on_progress("deploy", sum(host.done for host in under_way), now.size * len(under_way))
+            return now if now.ended else None
+
+        found = until(ended, limit=math.inf)
+        if found is None:
+            raise AgentFailed(f"deployment {number} is waited for no longer")
+        return found
 
     # The host
 

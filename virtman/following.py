@@ -62,7 +62,7 @@ def _follow(stacks: Stacks, record: ImageRecord, assignment: Assignment) -> None
     stacks.step("follow:recorded")
     if record.role is Role.HOST:
         stacks.check_not_suspended()
-        stacks.source.follow(wanted.image, wanted.parents, sure=not record.unconfirmed)
+        stacks.source.follow(wanted.image, wanted.sources, sure=not record.unconfirmed)
     admit_recorded(stacks, wanted)
     stacks.records.put(record.name, with_assignment(record, assignment, confirmed=True))
     stacks.changed()

@@ -32,7 +32,7 @@ def ensure(stacks: Stacks, name: str, *, moving: bool = False) -> ImageRecord:
             return stacks.operations.carry_out(record)
         # The new attach begins from the old record, so an undo still knows the content that was half removed.
         update = {"role": Role.HOST, "state": State.ABSENT, "given_up": False, "in_place": None, "parent": None}
-        update |= {"hydrate": False, "boot_told": False}
+        update |= {"hydrate": False, "hydrate_until": None, "first": "", "boot_told": False}
         return _attach(stacks, unlock_device(stacks, record).model_copy(update=update), moving=moving)
 
 

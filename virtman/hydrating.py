@@ -23,10 +23,11 @@ LOOK, STUCK = 0.5, 20
 """Seconds between two looks how far it is, of who waits; and after how many looks at nothing waiting is vain."""
 
 
-def begin(stacks: Stacks, name: str) -> ImageRecord:
+def begin(stacks: Stacks, name: str, until: float | None = None) -> ImageRecord:
     """Have this host keep all of an image, which is attached if it is not. An origin has all of it already.
 
-    Returns the record. Raises NotSupported, Conflict, and as ``hosting.ensure``.
+    ``until``: seconds since 1970; without it the image stays. Who asks for less than there is changes nothing. Returns
+    the record. Raises NotSupported, Conflict, and as ``hosting.ensure``.
     """
     if not stacks.source.fills:
         raise NotSupported("only the stack chunkstore keeps all of an image; this host has another stack")
@@ -35,9 +36,12 @@ def begin(stacks: Stacks, name: str) -> ImageRecord:
         with stacks.holding(name) as record:
             if record is None or not record.steady:
                 raise Conflict(f"image {name!r} is being removed; ask again")
-            if record.role is Role.ORIGIN or record.hydrate:
+            if record.role is Role.ORIGIN:
                 return record
-            wanted = record.model_copy(update={"hydrate": True})
+            if record.hydrate:
+                known = record.hydrate_until
+                until = None if known is None or until is None else max(known, until)
+            wanted = record.model_copy(update={"hydrate": True, "hydrate_until": until})
             stacks.records.put(name, wanted)
             stacks.step("hydrate:recorded")
             return wanted
@@ -54,7 +58,7 @@ def cancel(stacks: Stacks, name: str) -> None:
             stacks.source.fill(record.image, [])
         stacks.source.pin(record.image, 0)  # before the record forgets it: the pin outlives this agent
         stacks.step("hydrate:unpinned")
-        stacks.records.put(name, record.model_copy(update={"hydrate": False}))
+        stacks.records.put(name, record.model_copy(update={"hydrate": False, "hydrate_until": None, "first": ""}))
 
 
 def is_wanted(stacks: Stacks, record: ImageRecord) -> bool:
@@ -85,11 +89,11 @@ def pin(stacks: Stacks, name: str) -> None:
             stacks.source.pin(record.image, time.time() + PIN)
 
 
-def fill(stacks: Stacks, name: str) -> None:
-    """Begin to read what is missing. Raises DriverError if there is no room for it."""
+def fill(stacks: Stacks, name: str, *, idle: bool = True) -> None:
+    """Begin to read what is missing. ``idle``: see ``ImageSource.fill``. Raises NoSpace, DriverError."""
     with stacks.holding(name) as record:
         if record is not None and lacks(stacks, record):
-            stacks.source.fill(record.image, [Range(0, record.image.size)], idle=True)
+            stacks.source.fill(record.image, [Range(0, record.image.size)], idle=idle)
 
 
 def wait(stacks: Stacks, name: str, trouble: Callable[[], str], tell: Progress) -> None:

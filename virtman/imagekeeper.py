@@ -9,6 +9,7 @@ from functools import partial
 from drivers.base import CacheStats, PathState
 from drivers.errors import DriverError
 from virtman import bootsets, hosting, hydrating, serving
+from virtman.deploying import HYDRATION
 from virtman.records import ImageRecord, Role
 from virtman.stacks import Stacks
 from virtman.workqueue import Job, Pool, WorkQueue
@@ -22,8 +23,8 @@ of an image that nobody uses. A check compares an image in place with its record
 looks for a better parent. An image in place is checked with each heartbeat. Drivers tell at once of processes that end
 (drivers/base.py, Died)."""
 
-IMAGE, CONTENT, HYDRATION, BOOT_SET = "image ", "content of ", "hydration of ", "boot set of "
-"""Keys: a stack, the digest of an image in place, and what is read behind demand. A name follows."""
+IMAGE, CONTENT, BOOT_SET = "image ", "content of ", "boot set of "
+"""Keys: a stack, the digest of an image in place, and what VMs read first. A name follows."""
 
 TAKE_OVER, CHECK = "take over", "check"
 """Jobs: make a stack what its record says, and watch the parents; inspect a stack that is served."""
@@ -128,17 +129,6 @@ class ImageKeeper:
         if not serving.wants_digest(self._stacks, record):
             return None
         return Job("compute the digest", partial(serving.compute_digest, self._stacks, record.name), Pool.SLOW)
-
-    def plan_hydration(self, record: ImageRecord) -> Job | None:
-        """Whether all of the image is to be here, and to stay, and is not or does not."""
-        name = record.name
-        if not hydrating.is_wanted(self._stacks, record):
-            return None
-        if hydrating.may_go(self._stacks, record):
-            return Job("pin", partial(hydrating.pin, self._stacks, name), on_demand=True)
-        if hydrating.lacks(self._stacks, record):
-            return Job("fill", partial(hydrating.fill, self._stacks, name))
-        return None
 
     def plan_boot_set(self, record: ImageRecord) -> Job | None:
         """Whether Volt is to hear what VMs of this host read first."""

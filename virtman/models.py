@@ -71,6 +71,12 @@ class VmPath(Model):
     vm: Name
 
 
+class DeploymentPath(Model):
+    """A deployment in a path."""
+
+    deployment: int = Field(ge=1, le=2**31 - 1)
+
+
 class ImagePath(Model):
     """The image in the URL."""
 

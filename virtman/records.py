@@ -286,7 +286,8 @@ class ImageRecord(Record):
     ``given_up``: this host is to be its origin no more, as was asked for; it is served while VMs of this host read it.
     ``assigned`` is the revision of the parents in the record; ``revision`` the last one of which it is certain that the
     stack reads from its parents and from no others. ``serving_key``: see ``ImageSource.admit``.
-    ``hydrate``: this host is to keep all of the image. ``boot_told``: Volt knows what VMs of this host read first.
+    ``hydrate``: this host is to keep all of the image, until ``hydrate_until`` in seconds since 1970, if that is given.
+    ``first``: the parent to read from before all others. ``boot_told``: Volt knows what VMs of this host read first.
     """
 
     ready = "attached"
@@ -305,6 +306,8 @@ class ImageRecord(Record):
     children: tuple[Child, ...] = ()
     serving_key: str = Field(default="", repr=False)
     hydrate: bool = False
+    hydrate_until: float | None = None
+    first: str = ""
     boot_told: bool = False
 
     @property
@@ -323,6 +326,11 @@ class ImageRecord(Record):
         if self.size is None or self.digest is None:
             raise StateDamaged(f"image {self.name!r}: its record has no size and digest yet")
         return Image(self.name, self.size, self.digest)
+
+    @property
+    def sources(self) -> tuple[Parent, ...]:
+        """The parents in the order in which this host reads from them."""
+        return tuple(sorted(self.parents, key=lambda parent: parent.host != self.first))
 
     @property
     def digests(self) -> set[str]:

@@ -30,7 +30,7 @@ def build(stacks: Stacks, record: ImageRecord, *, fresh: bool = False) -> ImageR
         stacks.source.reserve(record.name)
         admit_recorded(stacks, record)
         if content is None:
-            stacks.source.ensure(record.image, record.parents, fresh=fresh)
+            stacks.source.ensure(record.image, record.sources, fresh=fresh)
         else:
             stacks.source.ensure_origin(record.image, content)
         if isinstance(content, Opened):

@@ -18,9 +18,10 @@ from drivers.base import CacheGroup
 from drivers.digests import digest_of
 from drivers.errors import DriverError
 from virtman import cleaning, serving
+from virtman.deploying import DEPLOYMENT, HYDRATION, DeploymentKeeper
 from virtman.devices import Devices
 from virtman.errors import StateDamaged, VirtmanError
-from virtman.imagekeeper import BOOT_SET, CONTENT, HYDRATION, IMAGE, ImageKeeper
+from virtman.imagekeeper import BOOT_SET, CONTENT, IMAGE, ImageKeeper
 from virtman.parallel import raise_all, side_by_side
 from virtman.placekeeper import CHILDREN, LOST, PLACE, PlaceKeeper
 from virtman.records import ImageRecord
@@ -49,6 +50,7 @@ class Upkeep:
         self._stacks, self._group = stacks, group
         self.queue = WorkQueue(self._plan, clock)
         self.images = ImageKeeper(stacks, self.queue, partial(self._ask, KEPT, "check"), idle_grace, clock)
+        self.deployments = DeploymentKeeper(stacks, self.queue)
         self.places = PlaceKeeper(stacks, self.queue)
         self.vms = VmKeeper(vms, stacks, self.queue)
         self.devices = DeviceKeeper(devices, self.queue)
@@ -63,11 +65,12 @@ class Upkeep:
         self._plans: dict[str, Callable[[str], Job | None]] = {
             IMAGE: partial(self._plan_image, self.images.plan, self.images.forget),
             CONTENT: partial(self._plan_image, self.images.plan_content, lambda _name: None),
-            HYDRATION: partial(self._plan_image, self.images.plan_hydration, lambda _name: None),
+            HYDRATION: partial(self._plan_image, self.deployments.plan_hydration, lambda _name: None),
             BOOT_SET: partial(self._plan_image, self.images.plan_boot_set, lambda _name: None),
             PLACE: partial(self._plan_image, self.places.plan, self.places.plan_without_stack),
             LOST: partial(self._plan_image, self.places.plan_lost, self.places.forget_lost),
             CHILDREN: self.places.plan_children,
+            DEPLOYMENT: self.deployments.plan,
             VM: self.vms.plan,
             DEVICE: self.devices.plan,
             VOLUME: lambda path: self._plan_own(VOLUME + path, "tend", partial(self._tend_volume, Path(path))),
@@ -134,6 +137,7 @@ class Upkeep:
         if answer is not None:
             self.places.hear(answer.assignments, answer.absent)
             self.images.withdraw(answer.withdrawn)
+            self.deployments.hear(answer.transfers)
             self._discard = frozenset(answer.discard)
             if self._discard:
                 self._ask(KEPT, "check")

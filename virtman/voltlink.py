@@ -18,7 +18,16 @@ from virtman.errors import (
     VoltRefused,
 )
 from volt import errors as volt_errors
-from volt.client import Assignment, HeartbeatAnswer, ImageTree, NodeReport, VoltClient
+from volt.client import (
+    Assignment,
+    Deployment,
+    DeploymentRequest,
+    HeartbeatAnswer,
+    ImageTree,
+    NodeReport,
+    TransferReport,
+    VoltClient,
+)
 from volt.client import Image as PublishedImage
 
 T = TypeVar("T")
@@ -43,13 +52,31 @@ class VoltLink:
         self._address, self._place = address, place
 
     def heartbeat(
-        self, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = ()
-    ) -> HeartbeatAnswer:
+        self, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = (),
+        transfers: Sequence[TransferReport] = (),
+    ) -> HeartbeatAnswer:  # fmt: skip
         """Tell Volt what this host has, the digests of what it keeps besides, and images that it may need besides.
 
-        Raises CoordinatorDown.
+        ``transfers``: how far it is in deployments. Raises CoordinatorDown.
         """
-        return self._call(lambda: self._client.heartbeat(self._host, nodes, kept, needed, self._address, self._place))
+        told = (nodes, kept, needed, self._address, self._place, transfers)
+        return self._call(lambda: self._client.heartbeat(self._host, *told))
+
+    def deploy(self, wanted: DeploymentRequest) -> Deployment:
+        """Bring a whole image to hosts. Raises UnknownImage, ImageWithdrawn, VoltRefused, CoordinatorDown."""
+        return self._call(lambda: self._client.deploy(wanted))
+
+    def deployments(self) -> list[Deployment]:
+        """All deployments, the newest first, without their hosts. Raises CoordinatorDown."""
+        return self._call(self._client.deployments)
+
+    def deployment(self, number: int) -> Deployment:
+        """Raises VoltRefused, CoordinatorDown."""
+        return self._call(lambda: self._client.deployment(number))
+
+    def cancel_deployment(self, number: int) -> None:
+        """Raises VoltRefused, CoordinatorDown."""
+        self._call(lambda: self._client.cancel_deployment(number))
 
     def join(self, image: str, *, moving: bool = False) -> Assignment:
         """Take this host's place in the image's tree. ``moving``: for a disk that comes from another host.

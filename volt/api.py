@@ -14,7 +14,6 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTo
 
 from volt import errors
 from volt.coordinator import Coordinator
-from volt.deployments import Deployments
 from volt.deploymodels import Deployment, DeploymentList, DeploymentRequest
 from volt.fields import AGENT_PATTERN, MAX_INTEGER, Name
 from volt.models import (
@@ -122,7 +121,7 @@ def create_app(coordinator: Coordinator, token: str | None = None) -> Flask:
     _add_hosts(app, coordinator)
     _add_images(app, coordinator)
     _add_nodes(app, coordinator)
-    _add_deployments(app, coordinator.deployments)
+    _add_deployments(app, coordinator)
     _add_operation(app, coordinator)
     return app
 
@@ -229,26 +228,26 @@ def _add_nodes(app: OpenAPI, volt: Coordinator) -> None:
         return _answer(volt.report_dead(path.image, body.reporter, body.dead, agent=header.agent))
 
 
-def _add_deployments(app: OpenAPI, deployments: Deployments) -> None:
+def _add_deployments(app: OpenAPI, volt: Coordinator) -> None:
     @app.get("/v1/deployments", responses={200: DeploymentList})
     def list_deployments() -> Response:
         """All deployments, the newest first, without their hosts."""
-        return _answer(DeploymentList(deployments=deployments.all()))
+        return _answer(DeploymentList(deployments=volt.deployments.all()))
 
     @app.post("/v1/deployments", responses={201: Deployment})
     def create_deployment(body: DeploymentRequest) -> Response:
         """Bring a whole image to hosts. Hosts that have it already are done at once."""
-        return _answer(deployments.create(body), 201)
+        return _answer(volt.deployments.create(body), 201)
 
     @app.get("/v1/deployments/<int:deployment>", responses={200: Deployment})
     def show_deployment(path: DeploymentPath) -> Response:
         """One deployment, and how far each of its hosts is."""
-        return _answer(deployments.one(path.deployment))
+        return _answer(volt.deployments.one(path.deployment))
 
     @app.delete("/v1/deployments/<int:deployment>", responses={204: None})
     def cancel_deployment(path: DeploymentPath) -> Response:
         """End a deployment. Hosts that have all of the image keep it."""
-        deployments.cancel(path.deployment)
+        volt.deployments.cancel(path.deployment)
         return Response(status=204)
 
 

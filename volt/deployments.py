@@ -230,6 +230,7 @@ def _task(session: Session, transfer: TransferRow, row: DeploymentRow, image: st
     return TransferTask(
         deployment=row.id,
         image=image,
+        digest=row.digest,
         method=row.method,
         keep_until=row.created + row.keep_s,
         go=row.method != "unicast" or _has_turn(session, transfer, row),

@@ -55,6 +55,7 @@ class TransferTask(Answer):
 
     deployment: int
     image: str
+    digest: str
     method: str
     keep_until: float
     go: bool

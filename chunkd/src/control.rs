@@ -1,7 +1,7 @@
 //! How the agent tells this process what to do: a line of JSON for each call and each answer, over a unix socket.
 //!
 //! Each call is idempotent, so an agent that starts says all again. A file that a call is about comes along as a descriptor
-//! (unix(7), `SCM_RIGHTS`). Errors are `{"error": "…"}`.
+//! (unix(7), `SCM_RIGHTS`). Errors are `{"error": "…"}`, with `"full": true` if the pool has no room.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -134,7 +134,9 @@ impl Agent {
             let file = self.file.take().map(File::from);
             let answer = match serde_json::from_slice(&line) {
                 Ok(Call::Events) => return self.tell(),
-                Ok(call) => self.call(call, file).unwrap_or_else(|error| json!({ "error": error.to_string() })),
+                Ok(call) => self.call(call, file).unwrap_or_else(
+                    |error| json!({ "error": error.to_string(), "full": matches!(error, Refused::Full) }),
+                ),
                 Err(error) => json!({ "error": format!("no call: {error}") }),
             };
             self.say(&answer)?;

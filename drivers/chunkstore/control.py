@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivers.errors import DriverError
+from drivers.errors import DriverError, NoSpace
 
 ANSWER = 30.0
 """Seconds: a member of the pool may be on a slow disk."""
@@ -23,6 +23,13 @@ class StoreDown(DriverError):
 
 class StoreRefused(DriverError):
     """The chunk store refuses a call; the message says why."""
+
+
+class StoreFull(StoreRefused, NoSpace):
+    """The pool has no room."""
+
+    def __init__(self, why: str) -> None:
+        DriverError.__init__(self, why)
 
 
 class Control:
@@ -71,7 +78,7 @@ class Control:
             raise StoreDown(self.path, "it hung up")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise StoreRefused(f"the chunk store: {answer['error']}")
+            raise (StoreFull if answer.get("full") else StoreRefused)(f"the chunk store: {answer['error']}")
         return answer
 
 

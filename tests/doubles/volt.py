@@ -23,6 +23,8 @@ from volt.client import (
     NodeReport,
     NodeState,
     Parent,
+    TransferReport,
+    TransferTask,
     TreeNode,
     VoltClient,
 )
@@ -61,6 +63,10 @@ class VoltDouble:
         """Digests under which an image was withdrawn."""
         self.boot_sets: dict[str, list[list[int]]] = {}
         """By digest."""
+        self.tasks: list[TransferTask] = []
+        """What the host is told to do in deployments."""
+        self.transfers: list[TransferReport] = []
+        """How far it was in them at the last heartbeat."""
         self.locations: dict[str, str] = {}
         """By host, its site and rack."""
         self._revision = 0
@@ -117,6 +123,7 @@ class VoltDouble:
         needed: Sequence[str] = (),
         address: str | None = None,
         place: str | None = None,
+        transfers: Sequence[TransferReport] = (),
         *,
         agent: str = "",
     ) -> HeartbeatAnswer:
@@ -126,6 +133,7 @@ class VoltDouble:
             self.hosts[host] = address
         self._note_place(host, place)
         self.beats.append(list(nodes))
+        self.transfers = list(transfers)
         self.needed = list(needed)
         wanted = {image.digest for image in self.images.values() if not image.withdrawn}
         reported = {node.image: node.revision for node in nodes}
@@ -136,6 +144,7 @@ class VoltDouble:
             absent=sorted(name for name in reported if name not in self.places),
             withdrawn=sorted(name for name in reported if self._to_let_go(name)),
             discard=sorted((self.withdrawn & set(kept)) - wanted),
+            transfers=self.tasks,
         )
 
     def publish(

@@ -12,9 +12,9 @@ from tests.unit.virtman.scene import MIB, Scene, await_quiet
 from tests.unit.virtman.test_cut_off import CutOff, offered
 from tests.unit.virtman.test_upkeep import GRACE, UpkeepTest
 from virtman import cleaning, creating, hosting, hydrating, origins
+from virtman.deploying import HYDRATION
 from virtman.errors import CallerGone, Conflict, DriverTrouble, NotSupported, UnknownImage
 from virtman.hydrating import PIN, STUCK
-from virtman.imagekeeper import HYDRATION
 from virtman.upkeep import Upkeep
 from volt import errors
 

@@ -1,0 +1,143 @@
+"""What the agent does of deployments, as Volt's answers say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from drivers.base import Filled, Image, Range
+from drivers.errors import DriverError, NoSpace
+from tests.doubles.drivers import SourceDouble
+from tests.doubles.volt import digest_of
+from tests.unit.virtman.scene import MIB
+from tests.unit.virtman.test_upkeep import UpkeepTest
+from virtman import hydrating, origins
+from virtman.records import ImageRecord
+from volt.client import TransferReport, TransferState, TransferTask
+
+WHOLE = [Range(0, MIB)]
+SOON = 3600.0
+"""Seconds from now on that tests have a host keep an image."""
+
+
+class DeployingTest(UpkeepTest):
+    def setUp(self) -> None:
+        super().setUp()
+        self.volt.offer("debian")
+        self.keep_until = time.time() + SOON
+
+    def task(self, number: int = 1, **more: object) -> TransferTask:
+        fields = {"image": "debian", "digest": digest_of("debian"), "method": "tree", "go": True}
+        fields |= {"deployment": number, "keep_until": self.keep_until, **more}
+        return TransferTask.model_validate(fields)
+
+    def told(self, *tasks: TransferTask) -> list[TransferReport]:
+        """What the host says after Volt has told it this twice."""
+        self.volt.tasks = list(tasks)
+        self.beat(2)
+        return self.upkeep.deployments.reports()
+
+    def state(self, *tasks: TransferTask) -> str:
+        [report] = self.told(*tasks)
+        return report.state
+
+    def record(self) -> ImageRecord:
+        return self.scene.record()
+
+    def fill_all(self) -> None:
+        self.host.filled["debian"] = Filled(done=MIB, whole=True)
+
+    def test_the_image_is_attached_kept_until_then_and_filled_and_volt_hears_how_far_that_is(self) -> None:
+        task = self.task()
+        self.volt.tasks = [task]
+        self.upkeep.handle(self.volt.heartbeat("here", []))
+        [report] = self.upkeep.deployments.reports()
+        self.assertIn(report.state, (TransferState.WAITING, TransferState.FILLING))
+        self.settle()
+        self.host.filled["debian"] = Filled(done=512, goes_on=True)
+        [report] = self.told(task)
+        expected = TransferReport(deployment=1, state=TransferState.FILLING, done=512, total=MIB)
+        self.assertEqual(expected, report)
+        self.assertEqual((WHOLE, task.keep_until), (self.host.filling["debian"], self.record().hydrate_until))
+        self.fill_all()
+        [report] = self.told(task)
+        self.assertEqual((TransferState.WHOLE, MIB), (report.state, report.done))
+        self.assertEqual([], self.told())
+        self.assertTrue(self.record().hydrate)
+
+    def test_a_tree_is_filled_as_fast_as_may_be_and_a_lazy_one_behind_all(self) -> None:
+        self.told(self.task(method="lazy"))
+        self.assertIn("source.fill.idle", self.host.calls)
+        hydrating.cancel(self.scene.stacks, "debian")
+        self.host.calls.clear()
+        self.told(self.task(2, method="tree"))
+        self.assertEqual(["source.fill"], [call for call in self.host.calls if call.startswith("source.fill")])
+
+    def test_who_has_no_turn_is_ready_and_fills_nothing(self) -> None:
+        self.assertEqual("ready", self.state(self.task(method="unicast", go=False)))
+        self.assertNotIn("debian", self.host.filling)
+        self.assertEqual("filling", self.state(self.task(method="unicast")))
+        self.assertEqual(WHOLE, self.host.filling["debian"])
+
+    def test_the_source_is_read_from_before_all_other_parents(self) -> None:
+        self.told(self.task(go=False))
+        self.volt.assign("debian", ["other", "origin"])
+        self.told(self.task(go=False))
+        self.told(self.task(go=False, source="origin"))
+        self.assertEqual(["origin", "other"], [parent.host for parent in self.host.routes["debian"]])
+        self.volt.assign("debian", ["third", "origin"])
+        self.told(self.task(source="origin"))
+        self.assertEqual(["origin", "third"], [parent.host for parent in self.host.routes["debian"]])
+
+    def test_without_room_the_hosts_part_ends_and_nothing_is_kept_for_it(self) -> None:
+        fill, tried = SourceDouble.fill, []
+
+        def full(source: SourceDouble, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
+            tried.append(len(ranges))
+            if ranges:
+                raise NoSpace(self.scene.folder, 1, 2)
+            fill(source, image, ranges, idle=idle)
+
+        self.patch(SourceDouble, "fill", full)
+        [report] = self.told(self.task())
+        self.assertEqual(TransferState.FAILED, report.state)
+        self.assertIn("no room", report.error)
+        self.assertFalse(self.record().hydrate)
+        self.beat(3)
+        self.assertEqual([1, 0], tried)
+        self.told()
+        self.patch(SourceDouble, "fill", fill)
+        self.assertEqual("filling", self.state(self.task(2)))
+
+    def test_what_no_try_would_end_ends_the_hosts_part_and_what_may_pass_is_tried_again(self) -> None:
+        self.assertEqual("failed", self.state(self.task(image="none")))
+        self.assertEqual("failed", self.state(self.task(2, digest=digest_of("other"))))
+        self.told()
+        hydrating.cancel(self.scene.stacks, "debian")
+        self.host.failing["source.fill"] = DriverError("it is away")
+        [report] = self.told(self.task(3))
+        self.assertEqual((TransferState.FILLING, True), (report.state, "it is away" in report.error))
+        self.host.failing.clear()
+        self.pass_time(600)
+        self.assertEqual(WHOLE, self.host.filling["debian"])
+
+    def test_a_cancelled_one_lets_go_of_what_is_not_whole(self) -> None:
+        self.told(self.task())
+        self.assertEqual("cancelled", self.state(self.task(cancelled=True)))
+        self.assertFalse(self.record().hydrate)
+        self.assertEqual("cancelled", self.state(self.task(2, image="none", cancelled=True)))
+
+    def test_an_origin_has_all_of_it(self) -> None:
+        origins.add_origin(self.scene.stacks, self.scene.put_content("mine"))
+        self.assertEqual("whole", self.state(self.task(image="mine")))
+
+    def test_it_goes_when_its_time_is_over_but_for_what_was_asked_for_longer(self) -> None:
+        self.told(self.task(keep_until=time.time() - 1))
+        self.told()
+        self.assertFalse(self.record().hydrate)
+        long = self.task(2, keep_until=self.keep_until + 1)
+        self.told(long, self.task(3))
+        self.assertEqual(long.keep_until, self.record().hydrate_until)
+        hydrating.begin(self.scene.stacks, "debian")
+        self.told(self.task(4))
+        self.assertEqual((True, None), (self.record().hydrate, self.record().hydrate_until))

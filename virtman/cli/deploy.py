@@ -1,0 +1,113 @@
+"""Commands for whole images on their way to many hosts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from virtman.cli import options
+from virtman.cli.output import Answer, progress
+from volt.printing import table
+
+if TYPE_CHECKING:
+    from virtman.client import AgentClient
+    from volt.deploymodels import Deployment
+
+DAY = 86400
+
+
+@options.command()
+@options.image
+@click.option("--to", "hosts", metavar="HOST,…", help="Names of hosts.")
+@click.option("--place", metavar="SITE/RACK", help="All hosts of a site or a rack that are alive.")
+@click.option("--all", "everywhere", is_flag=True, help="All hosts that are alive.")
+@click.option(
+    "--method", default="auto", show_default=True, metavar="METHOD",
+    help="How the image travels: lazy, tree or unicast; auto chooses.",
+)  # fmt: skip
+@click.option(
+    "--encrypt/--no-encrypt", default=None, help="Only encrypted, or also not.  [default: as the method does]"
+)
+@click.option("--keep", type=click.FloatRange(0, min_open=True), default=30, show_default=True, metavar="DAYS",
+    help="How long the image stays on the hosts.",
+)  # fmt: skip
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="With unicast: hosts at a time.")
+@click.option("--detach", is_flag=True, help='Return when it is planned; see "virtman deployments".')
+def deploy(
+    client: AgentClient, image: str, hosts: str | None, place: str | None, everywhere: bool, method: str,
+    encrypt: bool | None, keep: float, parallel: int, detach: bool,
+) -> Answer:  # fmt: skip
+    """Bring all of IMAGE to many hosts, which then need no other host to read it.
+
+    Hosts that have a part of it get only the rest. The image stays for --keep days. Without --detach this command waits
+    until no host is under way any more; if it is interrupted, the deployment goes on. The exit code is 1 if a host has
+    failed.
+
+    \b
+    Examples:
+      virtman deploy debian-12 --all
+      virtman deploy debian-12 --place paris --method tree --keep 7
+      virtman deploy debian-12 --to node-1,node-2 --detach
+    """
+    if [hosts is not None, place is not None, everywhere].count(True) != 1:
+        raise click.UsageError("say where: --to HOST,…, --place SITE/RACK or --all")
+    wanted = {
+        "image": image, "hosts": hosts.split(",") if hosts is not None else None, "place": place,
+        "everywhere": everywhere, "method": method, "encrypt": encrypt, "keep_s": int(keep * DAY), "parallel": parallel,
+    }  # fmt: skip
+    made = client.deploy(wanted)
+    if detach:
+        return Answer(made, f"deployment {made.id}: {image} to {len(made.hosts)} hosts by {made.method}")
+    with progress() as show:
+        return shown(client.follow_deployment(made.id, show))
+
+
+@options.command()
+@click.argument("number", required=False, type=click.IntRange(1))
+@click.option("--cancel", is_flag=True, help="End it; hosts that have all of the image keep it.")
+def deployments(client: AgentClient, number: int | None, cancel: bool) -> Answer:
+    """List deployments, or show the one with NUMBER.
+
+    \b
+    Examples:
+      virtman deployments
+      virtman deployments 17 --json
+      virtman deployments 17 --cancel
+    """
+    if number is None:
+        if cancel:
+            raise click.UsageError("--cancel goes with NUMBER")
+        return _listed(client.deployments())
+    if cancel:
+        client.cancel_deployment(number)
+    return shown(client.deployment(number))
+
+
+def _listed(found: list[Deployment]) -> Answer:
+    rows = [[one.id, one.image, one.method, _state(one), f"{one.seconds:.1f} s"] for one in found]
+    return Answer(found, partial(table, ("NUMBER", "IMAGE", "METHOD", "STATE", "TIME"), rows))
+
+
+def _state(one: Deployment) -> str:
+    return "cancelled" if one.cancelled else "ended" if one.ended else "under way"
+
+
+def shown(one: Deployment) -> Answer:
+    """What there is to say of a deployment; the exit code is 1 if a host has failed."""
+    rows = [
+        [
+            host.host, host.place or "-", host.state, f"{100 * host.done // host.total}%" if host.total else "-",
+            "-" if host.seconds is None else f"{host.seconds:.1f} s", host.error,
+        ]
+        for host in one.hosts
+    ]  # fmt: skip
+    failed = any(host.state in ("failed", "lost") for host in one.hosts)
+    columns = ("HOST", "PLACE", "STATE", "THERE", "TIME", "")
+
+    def text() -> None:
+        click.echo(f"deployment {one.id}: {one.image} by {one.method}, {_state(one)} after {one.seconds:.1f} s")
+        table(columns, rows)
+
+    return Answer(one, text, code=1 if failed else 0)

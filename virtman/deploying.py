@@ -1,0 +1,166 @@
+"""What this host does of deployments, as the answers to its heartbeats say.
+
+A deployment has the host keep all of an image until a time: that is hydration with an end (virtman/hydrating.py). Volt
+repeats what is wanted until it has heard that the host is done, so nothing of a deployment is kept in records. The
+reconciler fills the image, whatever starts again meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from drivers.errors import NoSpace
+from virtman import hydrating
+from virtman.errors import (
+    BadRequest,
+    ContentChanged,
+    ImageWithdrawn,
+    NoRoom,
+    NotSupported,
+    UnknownImage,
+)
+from virtman.records import ImageRecord, Role
+from virtman.stacks import Stacks
+from virtman.workqueue import Job, Pool, WorkQueue
+from volt.client import TransferReport, TransferState, TransferTask
+
+log = logging.getLogger(__name__)
+
+DEPLOYMENT, HYDRATION = "deployment ", "hydration of "
+"""Keys: what is to be done of a deployment, whose number follows; what is read behind demand, of an image."""
+
+IN_VAIN = (BadRequest, ContentChanged, ImageWithdrawn, NoRoom, NoSpace, NotSupported, UnknownImage)
+"""Errors that end a host's part in a deployment. All others are tried again."""
+
+URGENT = ("tree", "unicast")
+"""Methods by which an image is read as fast as VMs that read meanwhile allow."""
+
+
+class DeploymentKeeper:
+    """Keeps the images of ``stacks`` that this host is to have as a whole."""
+
+    def __init__(self, stacks: Stacks, queue: WorkQueue) -> None:
+        self._stacks, self._queue = stacks, queue
+        self._tasks: dict[int, TransferTask] = {}
+        """What Volt said last."""
+        self._failed: dict[int, str] = {}
+        """Why this host's part in a deployment has ended, until Volt has heard it."""
+
+    # What happens
+
+    def hear(self, tasks: Sequence[TransferTask]) -> None:
+        """Volt has answered a heartbeat. Returns at once."""
+        before, self._tasks = self._tasks, {task.deployment: task for task in tasks}
+        self._failed = {number: why for number, why in self._failed.items() if number in self._tasks}
+        for number in self._tasks:
+            self._queue.wake(f"{DEPLOYMENT}{number}")
+        for image in {task.image for task in (*before.values(), *self._tasks.values())}:
+            self._queue.wake(HYDRATION + image)
+
+    def reports(self) -> list[TransferReport]:
+        """How far this host is. Touches nothing that could be slow."""
+        return [self._report(task) for task in self._tasks.values()]
+
+    def _report(self, task: TransferTask) -> TransferReport:
+        number, record = task.deployment, self._stacks.records.get(task.image)
+        if number in self._failed:
+            return TransferReport(deployment=number, state=TransferState.FAILED, error=self._failed[number])
+        if record is not None and record.role is Role.ORIGIN and record.steady:
+            return TransferReport(deployment=number, state=TransferState.WHOLE)
+        if task.cancelled and (record is None or not record.hydrate):
+            return TransferReport(deployment=number, state=TransferState.CANCELLED)
+        troubles = self._queue.troubles()
+        why = (troubles.get(f"{DEPLOYMENT}{number}") or troubles.get(HYDRATION + task.image, ""))[:1000]
+        if record is None or record.size is None or not self._is_kept(record, task):
+            return TransferReport(deployment=number, state=TransferState.WAITING, error=why)
+        filled = self._stacks.source.filled(task.image)
+        whole, told = hydrating.is_whole(self._stacks, record), {"done": filled.done, "total": record.size}
+        if whole:
+            return TransferReport(deployment=number, state=TransferState.WHOLE, done=record.size, total=record.size)
+        state = TransferState.FILLING if task.go else TransferState.READY
+        return TransferReport(deployment=number, state=state, error=why, **told)
+
+    # What is to be done
+
+    def plan(self, number: str) -> Job | None:
+        """The next thing to do for a deployment."""
+        task = self._tasks.get(int(number))
+        if task is None or task.deployment in self._failed:
+            return None
+        record = self._stacks.records.get(task.image)
+        if record is not None and record.role is Role.ORIGIN and record.steady:
+            return None
+        if task.cancelled:
+            wanted = record is not None and record.hydrate
+            return Job("end", partial(self._attempt, task, self._end)) if wanted else None
+        if record is None or not self._is_kept(record, task):
+            return Job("keep all of it", partial(self._attempt, task, self._keep), Pool.VOLT)
+        if record.first != task.source:
+            return Job("read from another host", partial(self._attempt, task, self._prefer))
+        return None
+
+    def plan_hydration(self, record: ImageRecord) -> Job | None:
+        """Whether all of an image is to be here, and to stay, and is not or does not."""
+        name = record.name
+        if record.hydrate and record.hydrate_until is not None and record.hydrate_until <= time.time():
+            return Job("let it go", partial(hydrating.cancel, self._stacks, name))
+        if not hydrating.is_wanted(self._stacks, record):
+            return None
+        if hydrating.may_go(self._stacks, record):
+            return Job("pin", partial(hydrating.pin, self._stacks, name), on_demand=True)
+        tasks = [task for task in self._tasks.values() if task.image == name and not task.cancelled]
+        has_turn = not tasks or any(task.go for task in tasks)
+        if has_turn and hydrating.lacks(self._stacks, record):
+            urgent = any(task.go and task.method in URGENT for task in tasks)
+            return Job("fill", partial(self._fill, record, idle=not urgent))
+        return None
+
+    def _is_kept(self, record: ImageRecord, task: TransferTask) -> bool:
+        """Whether all of the image is to be here for as long as the deployment wants."""
+        until = record.hydrate_until
+        return record.steady and record.hydrate and (until is None or until >= task.keep_until)
+
+    def _attempt(self, task: TransferTask, act: Callable[[TransferTask], None]) -> None:
+        """Do a step of a deployment. An error that no further try would end ends this host's part."""
+        try:
+            act(task)
+        except IN_VAIN as error:
+            self._fail(task, error)
+
+    def _fail(self, task: TransferTask, error: Exception) -> None:
+        log.warning("deployment %d of image %s fails here: %s", task.deployment, task.image, error)
+        self._failed[task.deployment] = " ".join(str(error).split())[:1000]
+        self._stacks.changed()
+
+    def _keep(self, task: TransferTask) -> None:
+        record = hydrating.begin(self._stacks, task.image, until=task.keep_until)
+        if record.digest != task.digest:
+            raise ContentChanged(f"Volt has other content under the name {task.image!r} now than this host has")
+        self._stacks.changed()
+
+    def _prefer(self, task: TransferTask) -> None:
+        with self._stacks.holding(task.image) as record:
+            if record is None or not record.steady:
+                return
+            wanted = record.model_copy(update={"first": task.source})
+            self._stacks.source.follow(wanted.image, wanted.sources, sure=not record.unconfirmed)
+            self._stacks.records.put(record.name, wanted)
+
+    def _end(self, task: TransferTask) -> None:
+        hydrating.cancel(self._stacks, task.image)
+        self._stacks.changed()
+
+    def _fill(self, record: ImageRecord, *, idle: bool) -> None:
+        """Begin to read what is missing. Without room for it the host's part in deployments of the image has ended."""
+        try:
+            hydrating.fill(self._stacks, record.name, idle=idle)
+        except NoSpace as error:
+            tasks = [task for task in self._tasks.values() if task.image == record.name]
+            if not tasks:
+                raise
+            for task in tasks:
+                self._fail(task, error)
+            hydrating.cancel(self._stacks, record.name)
