@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -40,6 +41,7 @@ from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure
 from virtman.client import AgentClient
 from virtman.stream import Header, Section, write
+from volt.client import Deployment, DeploymentHost, TransferState
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
 BOOT = ("--memory", "64", "--network", "none")
@@ -464,6 +466,47 @@ class ImageCommandsTest(AgentCliTest):
         self.assertThat(self.out("hydrate", "debian", "--cancel"), Contains("not kept as a whole any more"))
         self.assertNotIn("whole", self.out("status"))
         self.run_virtman("hydrate", "debian", "--cancel", "--until-ready", code=2)
+
+    def test_deploy_and_deployments(self) -> None:
+        ends = [
+            DeploymentHost(host="one", place="paris/1", state=TransferState.WHOLE, done=MIB, total=MIB, seconds=1.5),
+            DeploymentHost(host="two", state=TransferState.FAILED, error="no room", seconds=2),
+        ]
+        made = Deployment(
+            id=7, image="debian", size=MIB, digest="id:x", asked="auto", method="tree", encrypt=None, keep_s=2 * 86400,
+            created=datetime(2026, 1, 1, tzinfo=UTC), seconds=2, ended=True, cancelled=False, hosts=ends,
+        )  # fmt: skip
+        deploy, cancel = mock.Mock(return_value=made), mock.Mock()
+        for name, call in (
+            ("deploy", deploy),
+            ("cancel_deployment", cancel),
+            ("deployment", lambda _number: made),
+            ("deployments", lambda: [made]),
+        ):
+            self.patch(self.agent.stacks.volt, name, call)
+        done = self.run_virtman("deploy", "debian", "--to", "one,two", "--keep", "2", code=1)
+        self.assertEqual("deployment 7: debian by tree, ended after 2.0 s", done.output.splitlines()[0])
+        lines = r"(?s).*one +paris/1 +whole +100% +1\.5 s.*two +- +failed +- +2\.0 s +no"
+        self.assertThat(done.output, MatchesRegex(lines))
+            done.output, MatchesRegex(r"(?s).*one +paris/1 +whole +100% +1\.5 s.*two +- +failed +- +2\.0 s +no")
+        )
+        wanted = deploy.call_args.args[0]
+        self.assertEqual(
+            (["one", "two"], 2 * 86400, "auto", None),
+            (
+                wanted.hosts,
+                wanted.keep_s,
+                wanted.method,
+                wanted.encrypt,
+            ),
+        )
+        self.assertThat(self.out("deploy", "debian", "--all", "--detach"), Contains("to 2 hosts by tree"))
+        for options in ((), ("--all", "--place", "rome")):
+            self.run_virtman("deploy", "debian", *options, code=2)
+        self.assertThat(self.out("deployments"), MatchesRegex(r"(?s)NUMBER.*7 +debian +tree +ended +2\.0 s"))
+        self.run_virtman("deployments", "7", "--cancel", code=1)
+        cancel.assert_called_once_with(7)
+        self.run_virtman("deployments", "--cancel", code=2)
 
     def test_images(self) -> None:
         self.site.volt.offer("alpine", size=2 * MIB)
