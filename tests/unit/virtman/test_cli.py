@@ -488,8 +488,6 @@ class ImageCommandsTest(AgentCliTest):
         self.assertEqual("deployment 7: debian by tree, ended after 2.0 s", done.output.splitlines()[0])
         lines = r"(?s).*one +paris/1 +whole +100% +1\.5 s.*two +- +failed +- +2\.0 s +no"
         self.assertThat(done.output, MatchesRegex(lines))
-            done.output, MatchesRegex(r"(?s).*one +paris/1 +whole +100% +1\.5 s.*two +- +failed +- +2\.0 s +no")
-        )
         wanted = deploy.call_args.args[0]
         self.assertEqual(
             (["one", "two"], 2 * 86400, "auto", None),
