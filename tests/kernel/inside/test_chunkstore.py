@@ -118,6 +118,7 @@ class KernelClientTest(ChunkHostCase):
         host.serve_file(image, file)
         run(["modprobe", "nbd", "nbds_max=1"])
         self.addCleanup(run, ["modprobe", "--remove", "--wait=60000", "nbd"])
+        run(["udevadm", "settle"])  # udev has a new device open for a moment, and then it counts as in use
         server = host.place.run / "serve" / f"{image.name}.sock"
         run(["nbd-client", "-unix", str(server), "-name", image.key, "-connections", "2", "/dev/nbd0"])
         self.addCleanup(subprocess.run, ["nbd-client", "-d", "/dev/nbd0"], check=True)
