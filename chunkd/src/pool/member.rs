@@ -27,6 +27,7 @@ const MAGIC: &[u8; 16] = b"virtman chunks 1";
 const GROUP: u32 = 1024;
 const ENTRY: usize = 2 * NAME;
 const GROUP_BYTES: u64 = CHUNK + GROUP as u64 * CHUNK;
+const _: () = assert!(GROUP as u64 * ENTRY as u64 <= CHUNK, "the entries of a group lie before its chunks");
 
 const USED: u32 = 1;
 /// What memory has of the slot was compared with its hash, or was never anywhere else. A disk may lose what it was given.
