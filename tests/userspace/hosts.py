@@ -78,8 +78,8 @@ class HostProcess:
         self.notes = folder / f"{name}.steps"
         self.group = ""
         """Whose members may call the agent."""
-        self.place = ""
-        """Its site and rack."""
+        self.settings: dict[str, str] = {}
+        """Of the agent, as its environment has them: VIRTMAN_PLACE, VIRTMAN_CACHE_LIMIT."""
         self._log = folder / f"{name}.log"
         self._volt = volt
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,7 +95,7 @@ class HostProcess:
         argv = [sys.executable, "-m", "tests.userspace.stepping_agent", self.name, str(self.state), str(self.run)]
         argv += [self._volt, str(self.notes), *([die_at] if die_at else [])]
         with self._log.open("ab") as log:
-            environment = {**os.environ, "VIRTMAN_GROUP": self.group, "VIRTMAN_PLACE": self.place}
+            environment = {**os.environ, "VIRTMAN_GROUP": self.group, **self.settings}
             self._process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
     def _listens(self) -> bool:

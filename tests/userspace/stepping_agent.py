@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from virtman.config import AgentConfig
@@ -25,8 +26,9 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     group, location = os.environ.get("VIRTMAN_GROUP"), os.environ.get("VIRTMAN_PLACE", "")
+    limit = int(os.environ.get("VIRTMAN_CACHE_LIMIT", "0")) or None
     config = AgentConfig(name, Path(state), Path(run), volt, accel="tcg", group=group, location=location)
-    serve(config, step)
+    serve(replace(config, cache_limit=limit), step)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,17 @@ class DeployTest(ClusterTestCase):
             again = client.deploy({"image": "img", "hosts": ["h1"]})
             self.assert_whole(client.follow_deployment(again.id), [client])
 
+    def test_a_host_without_room_fails_with_one_sentence_and_the_others_go_on(self) -> None:
+        small = self.host("small")
+        small.settings["VIRTMAN_CACHE_LIMIT"] = str(MIB)
+        full = small.start()
+        [(_, client)] = self.hosts(1)
+        made = client.deploy({"image": "img", "hosts": ["h1", "small"], "method": "tree"})
+        ended = client.follow_deployment(made.id)
+        self.assertEqual({"h1": "whole", "small": "failed"}, {host.host: host.state for host in ended.hosts})
+        self.assertIn("no room", ended.hosts[1].error)
+        wait_until(lambda: image_of(full).hydration is None, "nothing is kept for it")
+
     def test_bad_input_is_refused_in_one_line(self) -> None:
         [(_, client)] = self.hosts(1)
         for wanted, said in (

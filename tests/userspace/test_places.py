@@ -14,7 +14,7 @@ from volt.client import TreeNode
 class PlacesTest(ClusterTestCase):
     def start(self, name: str, place: str) -> tuple[HostProcess, AgentClient]:
         host = self.host(name)
-        host.place = place
+        host.settings["VIRTMAN_PLACE"] = place
         return host, host.start()
 
     def readers(self) -> dict[str, tuple[str | None, str]]:
@@ -35,7 +35,7 @@ class PlacesTest(ClusterTestCase):
         self.assertEqual({size}, {image_of(client).fetched_bytes for _, client in hosts})
         host, _ = hosts[-1]
         host.stop()
-        host.place = "site/b"
+        host.settings["VIRTMAN_PLACE"] = "site/b"
         client = host.start()
         wait_until(lambda: self.readers().get("a2") == ("b1", "site/b"), "it reads from its new rack")
         self.assert_same_content(Path(client.vm("vm").disk.path), self.file)
