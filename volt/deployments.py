@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL = 0.5
 """Seconds between the heartbeats of hosts that are under way, at least."""
+MOST_LISTED = 1000
 BEATS_PER_SECOND = 50
 """Of all hosts that are under way, at most."""
 
@@ -81,6 +82,7 @@ class Deployments:
                 select(DeploymentRow, ImageRow)
                 .join(ImageRow, ImageRow.id == DeploymentRow.image_id)
                 .order_by(DeploymentRow.id.desc())
+                .limit(MOST_LISTED)
             )
             return [self._described(session, row, image, hosts=False) for row, image in rows]
 
@@ -202,10 +204,10 @@ class Deployments:
 
 
 def _hosts(session: Session, wanted: DeploymentRequest) -> list[HostRow]:
-    """Raises BadRequest, HostUnknown."""
+    """The hosts that are meant, locked: none of them is evicted before it has a row. Raises BadRequest, HostUnknown."""
     if [wanted.hosts is not None, wanted.place is not None, wanted.everywhere].count(True) != 1:
         raise BadRequest("say either hosts, or a place, or everywhere")
-    query = select(HostRow).order_by(HostRow.name)
+    query = select(HostRow).order_by(HostRow.name).with_for_update(key_share=True)
     if wanted.hosts is not None:
         found = {host.name: host for host in session.scalars(query.where(HostRow.name.in_(wanted.hosts)))}
         if unknown := [name for name in wanted.hosts if name not in found]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from virtman.cli import options
-from virtman.cli.output import Answer, progress
+from virtman.cli.output import Answer, Failure, progress
+from virtman.errors import VirtmanError
 from volt.printing import table
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ def deploy(
     made = client.deploy(wanted)
     if detach:
         return Answer(made, f"deployment {made.id}: {image} to {len(made.hosts)} hosts by {made.method}")
-    with progress() as show:
-        return shown(client.follow_deployment(made.id, show))
+    try:
+        with progress() as show:
+            return shown(client.follow_deployment(made.id, show))
+    except VirtmanError as error:
+        raise Failure(f"{error}; the deployment goes on: virtman deployments {made.id}") from error
 
 
 @options.command()
