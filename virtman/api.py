@@ -50,7 +50,7 @@ from virtman.pipe import Caller, Pipe
 from virtman.records import Boot
 from virtman.roles import Permit, check_call, check_named, permit_of
 from volt.deploymodels import Deployment, DeploymentList, DeploymentRequest
-from volt.models import ImageTree
+from volt.models import HostList, ImageTree
 
 log = logging.getLogger(__name__)
 
@@ -408,6 +408,10 @@ def _image_routes(app: Application, agent: Agent, long_calls: LongCalls) -> None
 
 
 def _deployment_routes(app: Application, agent: Agent) -> None:
+    @app.serve(calls.HOSTS)
+    def hosts() -> HostList:
+        return HostList(hosts=agent.stacks.volt.hosts())
+
     @app.serve(calls.DEPLOYMENTS)
     def deployments() -> DeploymentList:
         return DeploymentList(deployments=agent.stacks.volt.deployments())

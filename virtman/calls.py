@@ -15,7 +15,7 @@ from virtman import models
 from virtman.models import Nothing
 from virtman.names import check_name
 from volt.deploymodels import Deployment, DeploymentList
-from volt.models import ImageTree
+from volt.models import HostList, ImageTree
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -93,6 +93,8 @@ END_HYDRATION = Call("DELETE", "/v1/images/<image>/hydration", Nothing,
 TREE = Call("GET", "/v1/images/<image>/tree", ImageTree, members=True,
     summary="An image's tree of hosts")
 
+HOSTS = Call("GET", "/v1/hosts", HostList,
+    summary="All hosts, where they are, and the images of which they have all")
 DEPLOYMENTS = Call("GET", "/v1/deployments", DeploymentList,
     summary="Whole images on their way to many hosts, the newest first, without their hosts")
 DEPLOY = Call("POST", "/v1/deployments", Deployment,

@@ -25,7 +25,7 @@ from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest
 from virtman.names import check_name, check_path
 from virtman.places import places
 from volt.deploymodels import Deployment
-from volt.models import ImageTree
+from volt.models import Host, ImageTree
 
 TIMEOUT = 600.0
 """Seconds that one call may take: an attach may have to wait for a parent."""
@@ -273,6 +273,9 @@ class AgentClient:
         return self._call(calls.ARRIVE, vm=vm)
 
     # Deployments
+
+    def hosts(self) -> list[Host]:
+        return self._call(calls.HOSTS).hosts
 
     def deployments(self) -> list[Deployment]:
         return self._call(calls.DEPLOYMENTS).deployments

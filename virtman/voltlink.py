@@ -23,6 +23,7 @@ from volt.client import (
     Deployment,
     DeploymentRequest,
     HeartbeatAnswer,
+    Host,
     ImageTree,
     NodeReport,
     TransferReport,
@@ -133,6 +134,10 @@ class VoltLink:
     def report(self, image: str, dead: str) -> Assignment:
         """Say that a parent is dead and get new ones. Raises UnknownImage, CoordinatorDown."""
         return self._call(lambda: self._client.report_dead(image, self._host, dead))
+
+    def hosts(self) -> list[Host]:
+        """All registered hosts. Raises CoordinatorDown."""
+        return self._call(self._client.hosts)
 
     def images(self) -> list[PublishedImage]:
         """All published images. Raises CoordinatorDown."""

@@ -76,8 +76,10 @@ class Coordinator:
 
     def hosts(self) -> list[Host]:
         with self.store.read() as session:
+            whole = queries.whole_images(session)
             rows = session.scalars(select(HostRow).order_by(HostRow.name))
-            return [Host.model_validate(row, from_attributes=True) for row in rows]
+            hosts = [Host.model_validate(row, from_attributes=True) for row in rows]
+            return [host.model_copy(update={"whole": whole.get(host.name, [])}) for host in hosts]
 
     def remove_host(self, host: str) -> None:
         """Remove a host from all trees and delete it. Raises OriginNeeded."""

@@ -125,13 +125,17 @@ class BootSet(BaseModel):
 
 
 class Host(Answer):
-    """A registered host. ``place``: its site and rack, ``SITE/RACK``; empty if it has told none."""
+    """A registered host. ``place``: its site and rack, ``SITE/RACK``; empty if it has told none.
+
+    ``whole``: the images of which the host has all, as an origin or since it was asked to keep all of them.
+    """
 
     name: str
     address: str
     place: str = ""
     state: HostState
     last_seen: datetime
+    whole: list[str] = Field(default_factory=list)
 
 
 class HostList(Answer):

@@ -44,6 +44,16 @@ def origins_of(session: Session, image: ImageRow) -> list[str]:
     return list(session.scalars(found))
 
 
+def whole_images(session: Session) -> dict[str, list[str]]:
+    """By host, the names of the images of which the host has all."""
+    n = node_table.c
+    query = select(n.host, ImageRow.name).join(ImageRow, ImageRow.id == n.image_id).where(ImageRow.published)
+    found: dict[str, list[str]] = {}
+    for host, image in session.execute(query.where(or_(n.whole, n.slot <= 0)).order_by(ImageRow.name)):
+        found.setdefault(host, []).append(image)
+    return found
+
+
 def images_of(session: Session, *hosts: str) -> list[ImageRow]:
     """The images in whose trees these hosts are, locked. A host may have left one while this waited for the lock."""
     theirs = select(node_table.c.image_id).where(node_table.c.host.in_(hosts))

@@ -24,7 +24,7 @@ MODULES = {
     "copies": ("clone", "export", "send", "receive"),
     "migrate": ("migrate", "arrival"),
     "images": ("publish", "unpublish", "images", "hydrate", "tree"),
-    "deploy": ("deploy", "deployments"),
+    "deploy": ("deploy", "deployments", "hosts"),
     "cache": ("cache",),
     "host": ("status", "gc", "repair", "suspend", "accel", "doctor"),
     "agent": ("agent",),

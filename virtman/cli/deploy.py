@@ -89,6 +89,23 @@ def deployments(client: AgentClient, number: int | None, cancel: bool) -> Answer
     return shown(client.deployment(number))
 
 
+@options.command()
+@click.argument("image", required=False, shell_complete=options.names_of_images)
+def hosts(client: AgentClient, image: str | None) -> Answer:
+    """List all hosts, where they are, and the images of which they have all.
+
+    With IMAGE only the hosts that have all of it.
+
+    \b
+    Examples:
+      virtman hosts
+      virtman hosts debian-12 --json
+    """
+    found = [host for host in client.hosts() if image is None or image in host.whole]
+    rows = [[host.name, host.place or "-", host.state, ", ".join(host.whole) or "-"] for host in found]
+    return Answer(found, partial(table, ("HOST", "PLACE", "STATE", "WHOLE"), rows))
+
+
 def _listed(found: list[Deployment]) -> Answer:
     rows = [[one.id, one.image, one.method, _state(one), f"{one.seconds:.1f} s"] for one in found]
     return Answer(found, partial(table, ("NUMBER", "IMAGE", "METHOD", "STATE", "TIME"), rows))

@@ -41,7 +41,7 @@ from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure
 from virtman.client import AgentClient
 from virtman.stream import Header, Section, write
-from volt.client import Deployment, DeploymentHost, TransferState
+from volt.client import Deployment, DeploymentHost, Host, HostState, TransferState
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
 BOOT = ("--memory", "64", "--network", "none")
@@ -505,6 +505,16 @@ class ImageCommandsTest(AgentCliTest):
         self.run_virtman("deployments", "7", "--cancel", code=1)
         cancel.assert_called_once_with(7)
         self.run_virtman("deployments", "--cancel", code=2)
+
+    def test_hosts(self) -> None:
+        seen = datetime(2026, 1, 1, tzinfo=UTC)
+        found = [
+            Host(name="one", address="x:1", place="paris/1", state=HostState.ALIVE, last_seen=seen, whole=["a", "b"]),
+            Host(name="two", address="x:2", state=HostState.LOST, last_seen=seen),
+        ]
+        self.patch(self.agent.stacks.volt, "hosts", lambda: found)
+        self.assertThat(self.out("hosts"), MatchesRegex(r"(?s)HOST.*one +paris/1 +alive +a, b\ntwo +- +lost +-"))
+        self.assertEqual(["one"], [host["name"] for host in self.json("hosts", "b")])
 
     def test_images(self) -> None:
         self.site.volt.offer("alpine", size=2 * MIB)

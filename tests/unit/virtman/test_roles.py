@@ -41,7 +41,7 @@ FOR_ADMINISTRATORS = {
     ("POST", "/v1/gc"), ("GET", "/v1/gc"), ("POST", "/v1/repair"), ("POST", "/v1/suspend"),
     ("GET", "/v1/cache/volumes"), ("POST", "/v1/cache/volumes"), ("DELETE", "/v1/cache/volumes"),
     ("PUT", "/v1/images/<image>/hydration"), ("DELETE", "/v1/images/<image>/hydration"),
-    ("GET", "/v1/deployments"), ("POST", "/v1/deployments"),
+    ("GET", "/v1/hosts"), ("GET", "/v1/deployments"), ("POST", "/v1/deployments"),
     ("GET", "/v1/deployments/<deployment>"), ("DELETE", "/v1/deployments/<deployment>"),
     ("POST", "/v1/vms/<vm>/boot"), ("POST", "/v1/vms/<vm>/start"), ("POST", "/v1/vms/<vm>/stop"),
     ("GET", "/v1/vms/<vm>/console"), ("PUT", "/v1/vms/<vm>/disks/<disk>"), ("DELETE", "/v1/vms/<vm>/disks/<disk>"),

@@ -132,6 +132,16 @@ class DeploymentsTest(DeploymentCase):
         self.assertEqual([(2, "lazy"), (1, "tree")], [(one.id, one.method) for one in self.volt.deployments.all()])
 
 
+class WholeTest(DeploymentCase):
+    def test_hosts_tell_of_which_images_they_have_all(self) -> None:
+        self.publish("other", "second", "id:other")
+        self.volt.join("image", "h1")
+        self.volt.join("image", "h2")
+        self.volt.heartbeat("h1", [NodeReport(image="image", revision=0, whole=True)])
+        whole = {host.name: host.whole for host in self.volt.hosts()}
+        self.assertEqual({"h1": ["image"], "h2": [], "h3": [], "origin": ["image"], "second": ["other"]}, whole)
+
+
 class ShapeTest(DeploymentCase):
     """The tree of an image while it is deployed."""
 
