@@ -428,11 +428,13 @@ class ImageSource(Protocol):
     def held(self, image: Image) -> CacheStats:
         """What is kept of the image now (``CacheDriver.stats``)."""
 
-    def fill(self, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
+    def fill(
+        self, image: Image, ranges: Sequence[Range], *, idle: bool = False, rate: int | None = None
+    ) -> None:  # fmt: skip
         """Have what these ranges hold kept here, read from parents where it is not, in this order.
 
         It replaces what was asked for before; no ranges end that. ``idle``: nobody is about to read it, so it takes
-        hardly anything from who reads. Raises DriverError if there is no room.
+        hardly anything from who reads. ``rate``: bytes a second at most. Raises NoSpace if there is no room.
         """
 
     def filled(self, image: str) -> Filled:

@@ -148,7 +148,9 @@ class LayeredSource:
     def held(self, image: Image) -> CacheStats:
         return self._cache.stats(image)
 
-    def fill(self, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:  # noqa: ARG002
+    def fill(
+        self, image: Image, ranges: Sequence[Range], *, idle: bool = False, rate: int | None = None  # noqa: ARG002
+    ) -> None:  # fmt: skip
         with open_blocks(image.name, self._export.local(image)) as blocks:
             for wanted in ranges:
                 for offset in range(wanted.offset, wanted.offset + wanted.length, PIECE):

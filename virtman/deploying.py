@@ -115,7 +115,9 @@ class DeploymentKeeper:
         has_turn = not tasks or any(task.go for task in tasks)
         if has_turn and hydrating.lacks(self._stacks, record):
             urgent = any(task.go and task.method in URGENT for task in tasks)
-            return Job("fill", partial(self._fill, record, idle=not urgent))
+            limits = [task.limit for task in tasks if task.go]
+            rate = None if None in limits else max((limit for limit in limits if limit), default=None)
+            return Job("fill", partial(self._fill, record, idle=not urgent, rate=rate))
         return None
 
     def _is_kept(self, record: ImageRecord, task: TransferTask) -> bool:
@@ -153,10 +155,10 @@ class DeploymentKeeper:
         hydrating.cancel(self._stacks, task.image)
         self._stacks.changed()
 
-    def _fill(self, record: ImageRecord, *, idle: bool) -> None:
+    def _fill(self, record: ImageRecord, *, idle: bool, rate: int | None) -> None:
         """Begin to read what is missing. Without room for it the host's part in deployments of the image has ended."""
         try:
-            hydrating.fill(self._stacks, record.name, idle=idle)
+            hydrating.fill(self._stacks, record.name, idle=idle, rate=rate)
         except NoSpace as error:
             tasks = [task for task in self._tasks.values() if task.image == record.name]
             if not tasks:

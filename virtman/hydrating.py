@@ -89,11 +89,11 @@ def pin(stacks: Stacks, name: str) -> None:
             stacks.source.pin(record.image, time.time() + PIN)
 
 
-def fill(stacks: Stacks, name: str, *, idle: bool = True) -> None:
-    """Begin to read what is missing. ``idle``: see ``ImageSource.fill``. Raises NoSpace, DriverError."""
+def fill(stacks: Stacks, name: str, *, idle: bool = True, rate: int | None = None) -> None:
+    """Begin to read what is missing. ``idle``, ``rate``: see ``ImageSource.fill``. Raises NoSpace, DriverError."""
     with stacks.holding(name) as record:
         if record is not None and lacks(stacks, record):
-            stacks.source.fill(record.image, [Range(0, record.image.size)], idle=idle)
+            stacks.source.fill(record.image, [Range(0, record.image.size)], idle=idle, rate=rate)
 
 
 def wait(stacks: Stacks, name: str, trouble: Callable[[], str], tell: Progress) -> None:

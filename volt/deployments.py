@@ -58,8 +58,8 @@ class Deployments:
                 raise ImageWithdrawn(f"image {image.name} is withdrawn: no further host gets it")
             row = DeploymentRow(
                 image_id=image.id, size=image.size, digest=image.digest, asked=wanted.method,
-                method=chosen(wanted.method), encrypt=wanted.encrypt, keep_s=wanted.keep_s, parallel=wanted.parallel,
-                created=self._now(),
+                method=chosen(wanted.method), encrypt=wanted.encrypt, bytes_limit=wanted.limit, keep_s=wanted.keep_s,
+                parallel=wanted.parallel, created=self._now(),
             )  # fmt: skip
             origins = queries.origins_of(session, image)
             if row.method == "unicast":
@@ -191,7 +191,8 @@ class Deployments:
         query = select(TransferRow).where(TransferRow.deployment_id == row.id).order_by(TransferRow.number)
         return Deployment(
             id=row.id, image=image.name, size=row.size, digest=row.digest, asked=row.asked, method=row.method,
-            encrypt=row.encrypt, keep_s=row.keep_s, created=datetime.fromtimestamp(row.created, UTC),
+            encrypt=row.encrypt, limit=row.bytes_limit, keep_s=row.keep_s,
+            created=datetime.fromtimestamp(row.created, UTC),
             seconds=(row.ended or self._now()) - row.created, ended=row.ended is not None, cancelled=row.cancelled,
             hosts=[
                 DeploymentHost(
@@ -237,6 +238,7 @@ def _task(session: Session, transfer: TransferRow, row: DeploymentRow, image: st
         keep_until=row.created + row.keep_s,
         go=row.method != "unicast" or _has_turn(session, transfer, row),
         source=row.source,
+        limit=row.bytes_limit,
         cancelled=transfer.state is TransferState.CANCELLED,
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from volt.fields import Answer, Count, Name, Request, State, Where
+from volt.fields import MAX_INTEGER, Answer, Count, Name, Request, State, Where
 
 Method = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,31}$", description="How an image travels")]
 
@@ -50,6 +50,7 @@ class TransferTask(Answer):
 
     It attaches the image, and keeps all of it until ``keep_until``, in seconds since 1970. It begins to read when
     ``go`` says so. ``source``: the host that it reads from before all others, if the method wants that.
+    ``limit``: bytes a second.
     ``cancelled``: it need not keep the image, unless all of the image is there already.
     """
 
@@ -61,13 +62,15 @@ class TransferTask(Answer):
     go: bool
     source: str = ""
     cancelled: bool = False
+    limit: int | None = None
 
 
 class DeploymentRequest(Request):
     """Bring a whole image to hosts: to those named, to all in a place, or to all. One of the three.
 
-    ``encrypt``: true asks for encryption, false does without; null: as the method does. ``keep_s``: seconds for which
-    the image then stays. ``parallel``: hosts at a time, where hosts have turns.
+    ``encrypt``: true asks for encryption, false does without; null: as the method does. ``limit``: bytes a second that
+    each host receives at most. ``keep_s``: seconds for which the image then stays. ``parallel``: hosts at a time, where
+    hosts have turns.
     """
 
     image: Name
@@ -76,6 +79,7 @@ class DeploymentRequest(Request):
     everywhere: bool = False
     method: Method = "auto"
     encrypt: bool | None = None
+    limit: int | None = Field(default=None, ge=1, le=MAX_INTEGER)
     keep_s: Count = 30 * 86400
     parallel: int = Field(default=1, ge=1, le=100000)
 
@@ -105,6 +109,7 @@ class Deployment(Answer):
     asked: str
     method: str
     encrypt: bool | None
+    limit: int | None = None
     keep_s: int
     created: datetime
     seconds: float

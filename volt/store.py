@@ -105,6 +105,7 @@ class DeploymentRow(Base):
     asked: Mapped[str] = mapped_column(sa.String(32))
     method: Mapped[str] = mapped_column(sa.String(32))
     encrypt: Mapped[bool | None]
+    bytes_limit: Mapped[int | None] = mapped_column(sa.BigInteger)
     keep_s: Mapped[int] = mapped_column(sa.BigInteger)
     parallel: Mapped[int]
     source: Mapped[str] = mapped_column(NAME, default="")

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -60,6 +61,9 @@ enum Call {
         ranges: Vec<(u64, u64)>,
         #[serde(default)]
         idle: bool,
+        /// Bytes a second.
+        #[serde(default)]
+        rate: Option<NonZeroU64>,
     },
     Put {
         image: String,
@@ -154,10 +158,10 @@ impl Agent {
             Call::Drop { image } => self.registry.drop_image(&image),
             Call::AddMember { path, limit, reserve, make } => self.registry.pool.add(&path, limit, reserve, make)?,
             Call::RemoveMember { path } => return Ok(json!({ "removed": self.registry.pool.remove(&path) })),
-            Call::Fill { image, ranges, idle } => {
+            Call::Fill { image, ranges, idle, rate } => {
                 let _entered = self.runtime.enter();
                 let class = if idle { Class::Idle } else { Class::Soon };
-                self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect(), class)?;
+                self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect(), class, rate)?;
             }
             Call::Put { image, ranges } => {
                 let mut file = file.ok_or_else(|| Refused::Invalid("a put needs a file".to_owned()))?;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -268,12 +269,18 @@ impl Registry {
     ///
     /// # Errors
     /// The image is not served here, or the pool can keep nothing more.
-    pub fn fill(&self, image: &str, ranges: Vec<Range<u64>>, class: Class) -> Result<(), Refused> {
+    pub fn fill(
+        &self,
+        image: &str,
+        ranges: Vec<Range<u64>>,
+        class: Class,
+        rate: Option<NonZeroU64>,
+    ) -> Result<(), Refused> {
         let image = self.served(image)?;
         if !ranges.is_empty() && self.pool.is_full() {
             return Err(Refused::Full);
         }
-        image.fill(ranges, class);
+        image.fill(ranges, class, rate);
         Ok(())
     }
 

@@ -472,16 +472,16 @@ async fn what_is_filled_is_read_without_a_parent() {
     let content = Content::new(2 * MIB);
     let hosts = chain(&content, &["one"]).await;
     let size = u64::from(2 * MIB);
-    hosts[1].registry.fill(common::IMAGE, vec![size / 2..u64::MAX, 0..CHUNK], Class::Soon).unwrap();
+    hosts[1].registry.fill(common::IMAGE, vec![size / 2..u64::MAX, 0..CHUNK], Class::Soon, None).unwrap();
     in_time(60, filled(&hosts[1], size / 2 + CHUNK)).await;
     assert!(!hosts[1].registry.status(None)[0].whole);
     hosts[0].registry.drop_image(common::IMAGE);
     assert_eq!(content.data.slice(MIB as usize..), in_time(60, hosts[1].read(size / 2, MIB)).await);
-    hosts[1].registry.fill(common::IMAGE, vec![CHUNK..2 * CHUNK, 0..size], Class::Soon).unwrap(); // waits, and is replaced
+    hosts[1].registry.fill(common::IMAGE, vec![CHUNK..2 * CHUNK, 0..size], Class::Soon, None).unwrap(); // waits, and is replaced
     assert!(hosts[1].registry.status(None)[0].filling);
-    hosts[1].registry.fill(common::IMAGE, Vec::new(), Class::Soon).unwrap();
+    hosts[1].registry.fill(common::IMAGE, Vec::new(), Class::Soon, None).unwrap();
     in_time(60, filled(&hosts[1], 0)).await;
-    assert!(hosts[1].registry.fill("another", Vec::new(), Class::Soon).is_err());
+    assert!(hosts[1].registry.fill("another", Vec::new(), Class::Soon, None).is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -490,7 +490,7 @@ async fn filling_has_several_requests_on_their_way_and_asks_for_nothing_twice() 
     let (parent, host) = below(&content, Fault::Late(Duration::from_millis(20))).await;
     let size = u64::from(8 * MIB);
     for _ in 0..2 {
-        host.registry.fill(common::IMAGE, vec![0..size; 1], Class::Soon).unwrap();
+        host.registry.fill(common::IMAGE, vec![0..size; 1], Class::Soon, None).unwrap();
         tokio::select! {
             () = in_time(60, filled(&host, size)) => {}
             () = host.registry.limits.reads.some() => panic!("filling counts as a read"),
@@ -523,7 +523,7 @@ async fn fills_while_a_read_waits(class: Class) -> Duration {
             tokio::time::sleep(Duration::from_millis(5)).await; // the list of pages, a page, and what is read
         }
         let (rest, begun) = (MIB.into()..u64::from(4 * MIB), Instant::now());
-        host.registry.fill(common::IMAGE, vec![rest; 1], class).unwrap();
+        host.registry.fill(common::IMAGE, vec![rest; 1], class, None).unwrap();
         filled(&host, u64::from(3 * MIB)).await;
         begun.elapsed()
     };
@@ -542,8 +542,8 @@ async fn filling_that_is_cancelled_asks_for_nothing_more() {
     let (registry, limits) = (&hosts[1].registry, &hosts[1].registry.limits);
     in_time(60, hosts[1].read(0, 512)).await; // the names of all chunks are here
     limits.set(&LimitsSpec { down: NonZeroU64::new(1), ..LimitsSpec::default() });
-    registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon).unwrap(); // waits for the limit
-    registry.fill(common::IMAGE, Vec::new(), Class::Soon).unwrap();
+    registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon, None).unwrap(); // waits for the limit
+    registry.fill(common::IMAGE, Vec::new(), Class::Soon, None).unwrap();
     limits.set(&LimitsSpec::default());
     for chunk in 384..512 {
         in_time(60, hosts[1].read(chunk * CHUNK, 512)).await; // a while in which it would go on
@@ -558,7 +558,7 @@ async fn filling_keeps_to_the_limit() {
     let (size, limits) = (u64::from(2 * MIB), &hosts[1].registry.limits);
     in_time(60, hosts[1].read(0, 512)).await; // the names of all chunks are here
     limits.set(&LimitsSpec { down: NonZeroU64::new(1), ..LimitsSpec::default() });
-    hosts[1].registry.fill(common::IMAGE, vec![0..size; 1], Class::Soon).unwrap();
+    hosts[1].registry.fill(common::IMAGE, vec![0..size; 1], Class::Soon, None).unwrap();
     assert!(timeout(Duration::from_millis(100), filled(&hosts[1], size)).await.is_err());
     limits.set(&LimitsSpec::default());
     in_time(60, filled(&hosts[1], size)).await;
@@ -568,7 +568,7 @@ async fn filling_keeps_to_the_limit() {
 async fn an_origin_has_nothing_to_fill() {
     let content = Content::new(MIB);
     let hosts = chain(&content, &[]).await;
-    hosts[0].registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon).unwrap();
+    hosts[0].registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon, None).unwrap();
     in_time(60, filled(&hosts[0], MIB.into())).await;
 }
 
@@ -589,7 +589,7 @@ async fn a_pinned_image_stays_until_its_pin_ends() {
     let pinned = Content::new(2 * MIB);
     let (origin, host) = small(&pinned).await;
     host.registry.pin(&pinned.key, u64::MAX).unwrap();
-    host.registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon).unwrap();
+    host.registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon, None).unwrap();
     in_time(60, filled(&host, pinned.data.len() as u64)).await;
     let large = Content::of(Content::new(8 * MIB).data.iter().rev().copied().collect());
     origin.publish(&large).await;
@@ -609,7 +609,7 @@ async fn filling_ends_when_a_pinned_image_has_all_of_the_pool() {
     let content = Content::new(8 * MIB);
     let (_origin, host) = small(&content).await;
     host.registry.pin(&content.key, u64::MAX).unwrap();
-    host.registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon).unwrap();
+    host.registry.fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon, None).unwrap();
     let status = || host.registry.status(None).remove(0);
     while status().filling {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -617,7 +617,7 @@ async fn filling_ends_when_a_pinned_image_has_all_of_the_pool() {
     assert!(!status().whole && status().held == host.registry.pool.usage().1);
     assert!(
         host.registry
-            .fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon)
+            .fill(common::IMAGE, vec![0..u64::MAX; 1], Class::Soon, None)
             .unwrap_err()
             .to_string()
             .contains("no room")

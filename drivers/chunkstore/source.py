@@ -179,8 +179,10 @@ class ChunkSource:
         held = self._call("held", {"key": image.key})["bytes"]
         return CacheStats(held_bytes=held, file_bytes=held)
 
-    def fill(self, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
-        self._call("fill", {"image": image.name, "ranges": _pairs(ranges), "idle": idle})
+    def fill(
+        self, image: Image, ranges: Sequence[Range], *, idle: bool = False, rate: int | None = None
+    ) -> None:  # fmt: skip
+        self._call("fill", {"image": image.name, "ranges": _pairs(ranges), "idle": idle, "rate": rate})
         self._told = -FRESH
 
     def filled(self, image: str) -> Filled:

@@ -108,6 +108,8 @@ class Host:
         self.caches: dict[str, int] = {}
         self.open_caches: set[str] = set()
         self.filling: dict[str, list[Range]] = {}
+        self.rates: dict[str, int | None] = {}
+        """By image, the most bytes a second by which that goes."""
         """By image, what is being filled."""
         self.filled: dict[str, Filled] = {}
         """By image, how far that is; else it goes on."""
@@ -532,9 +534,12 @@ class SourceDouble(LayeredSource):
         super().__init__(attach, CacheDouble(host), ExportDouble(host, died=lambda _image: None), step)
         self.host = host
 
-    def fill(self, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
+    def fill(
+        self, image: Image, ranges: Sequence[Range], *, idle: bool = False, rate: int | None = None
+    ) -> None:  # fmt: skip
         with self.host.act("source.fill.idle" if idle else "source.fill"):
             self.host.filling[image.name] = list(ranges)
+            self.host.rates[image.name] = rate
             if ended := self.host.filled.get(image.name):
                 self.host.filled[image.name] = replace(ended, goes_on=bool(ranges))
 

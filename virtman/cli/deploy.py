@@ -34,11 +34,14 @@ DAY = 86400
 @click.option("--keep", type=click.FloatRange(0, min_open=True), default=30, show_default=True, metavar="DAYS",
     help="How long the image stays on the hosts.",
 )  # fmt: skip
+@click.option(
+    "--limit", type=options.SizeType(least=1), help="The most that each host receives in a second, e.g. 100M."
+)
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="With unicast: hosts at a time.")
 @click.option("--detach", is_flag=True, help='Return when it is planned; see "virtman deployments".')
 def deploy(
     client: AgentClient, image: str, hosts: str | None, place: str | None, everywhere: bool, method: str,
-    encrypt: bool | None, keep: float, parallel: int, detach: bool,
+    encrypt: bool | None, keep: float, limit: int | None, parallel: int, detach: bool,
 ) -> Answer:  # fmt: skip
     """Bring all of IMAGE to many hosts, which then need no other host to read it.
 
@@ -56,7 +59,8 @@ def deploy(
         raise click.UsageError("say where: --to HOST,…, --place SITE/RACK or --all")
     wanted = {
         "image": image, "hosts": hosts.split(",") if hosts is not None else None, "place": place,
-        "everywhere": everywhere, "method": method, "encrypt": encrypt, "keep_s": int(keep * DAY), "parallel": parallel,
+        "everywhere": everywhere, "method": method, "encrypt": encrypt, "keep_s": int(keep * DAY), "limit": limit,
+        "parallel": parallel,
     }  # fmt: skip
     made = client.deploy(wanted)
     if detach:

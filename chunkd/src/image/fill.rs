@@ -4,6 +4,7 @@
 //! parent. In the idle class it hardly takes anything from who reads. What is kept already is not read from the disk, unless
 //! that was not done since this process began.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Image, JOIN, Part, ZEROS};
 use crate::fetch::Closed;
@@ -64,13 +65,14 @@ impl Progress {
 impl Image {
     /// Has ranges, in bytes, kept here, in this order. Replaces what was asked for before; nothing to fill ends that.
     ///
-    /// Ranges beyond the end of the image are cut off. An origin has all already.
-    pub fn fill(self: &Arc<Self>, ranges: Vec<Range<u64>>, class: Class) {
+    /// Ranges beyond the end of the image are cut off. An origin has all already. `rate`: bytes a second at most.
+    pub fn fill(self: &Arc<Self>, ranges: Vec<Range<u64>>, class: Class, rate: Option<NonZeroU64>) {
         let ranges: Vec<_> = ranges.into_iter().map(|range| range.start..range.end.min(self.size)).collect();
         let of = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
         let done = if self.content.is_some() { of } else { 0 };
         let progress = Arc::new(Progress { done: done.into(), of });
-        let task = (done < of).then(|| tokio::spawn(self.clone().fill_unless_closed(ranges, class, progress.clone())));
+        let task = (done < of)
+            .then(|| tokio::spawn(self.clone().fill_unless_closed(ranges, class, Pace::new(rate), progress.clone())));
         let old = std::mem::replace(&mut *self.filling(), Filling { task, progress });
         if let Some(task) = old.task {
             task.abort();
@@ -89,8 +91,14 @@ impl Image {
         self.filling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn fill_unless_closed(self: Arc<Self>, ranges: Vec<Range<u64>>, class: Class, progress: Arc<Progress>) {
-        let filled = self.closed.run_until_cancelled(self.fill_all(ranges, class, &progress)).await;
+    async fn fill_unless_closed(
+        self: Arc<Self>,
+        ranges: Vec<Range<u64>>,
+        class: Class,
+        pace: Pace,
+        progress: Arc<Progress>,
+    ) {
+        let filled = self.closed.run_until_cancelled(self.fill_all(ranges, class, pace, &progress)).await;
         if !matches!(filled, Some(Ok(()))) {
             tracing::info!(image = self.key, "the image is not filled: it is dropped");
         }
@@ -100,6 +108,7 @@ impl Image {
         self: &Arc<Self>,
         ranges: Vec<Range<u64>>,
         class: Class,
+        mut pace: Pace,
         progress: &Progress,
     ) -> Result<(), Closed> {
         let mut coming = FuturesUnordered::new();
@@ -123,6 +132,7 @@ impl Image {
                 }
             }
             let rests = class == Class::Idle && lately.waited();
+            pace.wait(missing.len() as u64 * CHUNK).await;
             self.limits.down.behind(missing.len() as u64 * CHUNK).await;
             let begun = Instant::now();
             coming.push(arrived(self.parts(&missing, true), length));
@@ -199,6 +209,27 @@ impl Lately {
     }
 }
 
+/// How fast one filling may go.
+struct Pace {
+    rate: Option<NonZeroU64>,
+    /// When the next request may begin.
+    next: Instant,
+}
+
+impl Pace {
+    fn new(rate: Option<NonZeroU64>) -> Self {
+        Self { rate, next: Instant::now() }
+    }
+
+    /// Waits until so many bytes may be asked for.
+    async fn wait(&mut self, bytes: u64) {
+        let Some(rate) = self.rate else { return };
+        sleep_until(self.next).await;
+        let takes = Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / rate.get());
+        self.next = self.next.max(Instant::now()) + takes;
+    }
+}
+
 /// Parts of a range, each for one request.
 fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let mut begin = range.start;
@@ -226,6 +257,23 @@ mod tests {
             assert!(lately.waited());
             sleep(LATELY).await; // it waits still
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pace_is_kept_and_what_was_not_used_is_lost() {
+        let begun = Instant::now();
+        let mut pace = Pace::new(NonZeroU64::new(1000));
+        for seconds in [0, 2, 4] {
+            pace.wait(2000).await;
+            assert_eq!(Duration::from_secs(seconds), begun.elapsed());
+        }
+        sleep(Duration::from_secs(10)).await;
+        for seconds in [14, 16] {
+            pace.wait(2000).await;
+            assert_eq!(Duration::from_secs(seconds), begun.elapsed());
+        }
+        Pace::new(None).wait(u64::MAX).await;
+        assert_eq!(Duration::from_secs(16), begun.elapsed());
     }
 
     #[test]

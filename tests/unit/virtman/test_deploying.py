@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from drivers.base import Filled, Image, Range
 from drivers.errors import DriverError, NoSpace
@@ -73,6 +74,13 @@ class DeployingTest(UpkeepTest):
         self.told(self.task(2, method="tree"))
         self.assertEqual(["source.fill"], [call for call in self.host.calls if call.startswith("source.fill")])
 
+    def test_it_is_filled_no_faster_than_the_limit_says(self) -> None:
+        self.told(self.task(limit=1000), self.task(2, limit=500))
+        self.assertEqual(1000, self.host.rates["debian"])
+        hydrating.cancel(self.scene.stacks, "debian")
+        self.told(self.task(3, limit=1000), self.task(4))
+        self.assertEqual(None, self.host.rates["debian"])
+
     def test_who_has_no_turn_is_ready_and_fills_nothing(self) -> None:
         self.assertEqual("ready", self.state(self.task(method="unicast", go=False)))
         self.assertNotIn("debian", self.host.filling)
@@ -92,11 +100,11 @@ class DeployingTest(UpkeepTest):
     def test_without_room_the_hosts_part_ends_and_nothing_is_kept_for_it(self) -> None:
         fill, tried = SourceDouble.fill, []
 
-        def full(source: SourceDouble, image: Image, ranges: Sequence[Range], *, idle: bool = False) -> None:
+        def full(source: SourceDouble, image: Image, ranges: Sequence[Range], **more: Any) -> None:
             tried.append(len(ranges))
             if ranges:
                 raise NoSpace(self.scene.folder, 1, 2)
-            fill(source, image, ranges, idle=idle)
+            fill(source, image, ranges, **more)
 
         self.patch(SourceDouble, "fill", full)
         [report] = self.told(self.task())

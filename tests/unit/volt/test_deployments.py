@@ -38,11 +38,12 @@ class DeploymentCase(CoordinatorCase):
 
 class DeploymentsTest(DeploymentCase):
     def test_each_host_is_told_what_to_do_until_it_has_all_of_it(self) -> None:
-        made = self.deploy("h1", "h2", keep_s=100)
+        made = self.deploy("h1", "h2", keep_s=100, limit=1000)
         self.assertEqual(
             (1, "image", "auto", "tree", False), (made.id, made.image, made.asked, made.method, made.ended)
         )
         [task] = self.tasks("h1")
+        self.assertEqual((1000, 1000), (made.limit, task.limit))
         self.assertEqual(
             (1, "image", True, self.clock() + 100), (task.deployment, task.image, task.go, task.keep_until)
         )

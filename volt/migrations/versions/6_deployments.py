@@ -20,6 +20,7 @@ def upgrade() -> None:
         sa.Column("asked", sa.String(32), nullable=False),
         sa.Column("method", sa.String(32), nullable=False),
         sa.Column("encrypt", sa.Boolean),
+        sa.Column("bytes_limit", sa.BigInteger),
         sa.Column("keep_s", sa.BigInteger, nullable=False),
         sa.Column("parallel", sa.Integer, nullable=False),
         sa.Column("source", sa.String(63), nullable=False),
