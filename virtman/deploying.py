@@ -20,6 +20,7 @@ from virtman.errors import (
     ImageWithdrawn,
     NoRoom,
     NotSupported,
+    StateDamaged,
     UnknownImage,
 )
 from virtman.records import ImageRecord, Role
@@ -65,23 +66,31 @@ class DeploymentKeeper:
         return [self._report(task) for task in self._tasks.values()]
 
     def _report(self, task: TransferTask) -> TransferReport:
-        number, record = task.deployment, self._stacks.records.get(task.image)
-        if number in self._failed:
-            return TransferReport(deployment=number, state=TransferState.FAILED, error=self._failed[number])
-        if record is not None and record.role is Role.ORIGIN and record.steady:
-            return TransferReport(deployment=number, state=TransferState.WHOLE)
-        if task.cancelled and (record is None or not record.hydrate):
-            return TransferReport(deployment=number, state=TransferState.CANCELLED)
         troubles = self._queue.troubles()
-        why = (troubles.get(f"{DEPLOYMENT}{number}") or troubles.get(HYDRATION + task.image, ""))[:1000]
-        if record is None or record.size is None or not self._is_kept(record, task):
-            return TransferReport(deployment=number, state=TransferState.WAITING, error=why)
-        filled = self._stacks.source.filled(task.image)
-        whole, told = hydrating.is_whole(self._stacks, record), {"done": filled.done, "total": record.size}
-        if whole:
-            return TransferReport(deployment=number, state=TransferState.WHOLE, done=record.size, total=record.size)
-        state = TransferState.FILLING if task.go else TransferState.READY
-        return TransferReport(deployment=number, state=state, error=why, **told)
+        why = troubles.get(f"{DEPLOYMENT}{task.deployment}") or troubles.get(HYDRATION + task.image, "")
+        done = total = 0
+        try:
+            record = self._stacks.records.get(task.image)
+            state = self._state(task, record)
+            if record is not None and record.role is Role.HOST and record.size is not None:
+                total = record.size
+                done = total if state is TransferState.WHOLE else self._stacks.source.filled(task.image).done
+        except StateDamaged as error:
+            state, why = TransferState.WAITING, str(error)
+        if task.deployment in self._failed:
+            state, why = TransferState.FAILED, self._failed[task.deployment]
+        return TransferReport(deployment=task.deployment, state=state, done=done, total=total, error=why[:1000])
+
+    def _state(self, task: TransferTask, record: ImageRecord | None) -> TransferState:
+        if record is not None and record.role is Role.ORIGIN and record.steady:
+            return TransferState.WHOLE
+        if task.cancelled and not self._is_for(record, task):
+            return TransferState.CANCELLED
+        if record is None or not self._is_kept(record, task):
+            return TransferState.WAITING
+        if hydrating.is_whole(self._stacks, record):
+            return TransferState.WHOLE
+        return TransferState.FILLING if task.go else TransferState.READY
 
     # What is to be done
 
@@ -94,8 +103,8 @@ class DeploymentKeeper:
         if record is not None and record.role is Role.ORIGIN and record.steady:
             return None
         if task.cancelled:
-            wanted = record is not None and record.hydrate
-            return Job("end", partial(self._attempt, task, self._end)) if wanted else None
+            ends = record is not None and self._is_for(record, task) and not hydrating.is_whole(self._stacks, record)
+            return Job("end", partial(self._attempt, task, self._end)) if ends else None
         if record is None or not self._is_kept(record, task):
             return Job("keep all of it", partial(self._attempt, task, self._keep), Pool.VOLT)
         if record.first != task.source:
@@ -124,6 +133,10 @@ class DeploymentKeeper:
         """Whether all of the image is to be here for as long as the deployment wants."""
         until = record.hydrate_until
         return record.steady and record.hydrate and (until is None or until >= task.keep_until)
+
+    def _is_for(self, record: ImageRecord | None, task: TransferTask) -> bool:
+        """Whether all of the image is to be here because of this deployment, and nobody has asked for longer."""
+        return record is not None and record.hydrate and record.hydrate_until == task.keep_until
 
     def _attempt(self, task: TransferTask, act: Callable[[TransferTask], None]) -> None:
         """Do a step of a deployment. An error that no further try would end ends this host's part."""
@@ -165,4 +178,5 @@ class DeploymentKeeper:
                 raise
             for task in tasks:
                 self._fail(task, error)
-            hydrating.cancel(self._stacks, record.name)
+            if any(self._is_for(record, task) for task in tasks):
+                hydrating.cancel(self._stacks, record.name)

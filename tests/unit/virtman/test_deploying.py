@@ -10,7 +10,7 @@ from drivers.base import Filled, Image, Range
 from drivers.errors import DriverError, NoSpace
 from tests.doubles.drivers import SourceDouble
 from tests.doubles.volt import digest_of
-from tests.unit.virtman.scene import MIB
+from tests.unit.virtman.scene import MIB, damage
 from tests.unit.virtman.test_upkeep import UpkeepTest
 from virtman import hydrating, origins
 from virtman.records import ImageRecord
@@ -134,6 +134,22 @@ class DeployingTest(UpkeepTest):
         self.assertEqual("cancelled", self.state(self.task(cancelled=True)))
         self.assertFalse(self.record().hydrate)
         self.assertEqual("cancelled", self.state(self.task(2, image="none", cancelled=True)))
+
+    def test_what_is_whole_or_was_asked_for_by_others_stays_when_it_is_cancelled(self) -> None:
+        self.told(self.task())
+        self.fill_all()
+        self.assertEqual("whole", self.state(self.task(cancelled=True)))
+        self.assertTrue(self.record().hydrate)
+        self.host.filled["debian"] = Filled(done=512, goes_on=True)
+        hydrating.begin(self.scene.stacks, "debian")
+        self.assertEqual("cancelled", self.state(self.task(cancelled=True)))
+        self.assertTrue(self.record().hydrate)
+
+    def test_a_record_that_cannot_be_read_stops_no_heartbeat(self) -> None:
+        self.told(self.task())
+        damage(self.scene.image_shelf, "debian")
+        [report] = self.told(self.task())
+        self.assertEqual((TransferState.WAITING, True), (report.state, "debian" in report.error))
 
     def test_an_origin_has_all_of_it(self) -> None:
         origins.add_origin(self.scene.stacks, self.scene.put_content("mine"))
