@@ -206,8 +206,10 @@ class Places:
     @property
     def origins(self) -> list[Node]:
         """The origins, the one in slot 0 first."""
-        spots = (("", slot) for slot in range(0, -len(self.slots), -1))
-        return [self.slots[spot] for spot in spots if spot in self.slots]
+        found: list[Node] = []
+        while (node := self.slots.get(("", -len(found)))) is not None:  # their slots have no gap
+            found.append(node)
+        return found
 
     @property
     def members(self) -> list[Node]:
