@@ -116,6 +116,7 @@ class Deployments:
             .join(DeploymentRow, DeploymentRow.id == TransferRow.deployment_id)
             .join(ImageRow, ImageRow.id == DeploymentRow.image_id)
             .where(TransferRow.host == host, TransferRow.ended.is_(None))
+            .with_for_update(of=TransferRow)
         ).all()
         ended = []
         tasks = []
