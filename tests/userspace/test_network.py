@@ -18,6 +18,7 @@ from lab.errors import NoNetwork
 from lab.network import NAMED, PREFIX, Network, remove_abandoned
 from tests.programs import is_running, qemu_io, require_root
 from tests.unit.virtman.scene import folder_for
+from tests.userspace.test_cluster import wait_fetched
 
 CLOSED_PORT = 1
 ASK = """
@@ -103,8 +104,8 @@ class NetworkTest(TestCase):
             origin, host = cluster.agents
             origin.publish("image", image)
             qemu_io(host.create("vm", "image").disk.path, f"read 0 {size}", options=["-r", "-f", "qcow2"])
+            wait_fetched(host, size, "image")
             [stack] = host.status().images
-            self.assertEqual(size, stack.fetched_bytes)
             self.assertEqual([f"nbds://{network.address('origin')}:10809"], [path.address for path in stack.paths])
             self.assertGreater(network.sent_bytes("origin"), size)
 
