@@ -296,16 +296,14 @@ class AgentClient:
 
         from drivers.host.retry import until
 
-        def ended() -> Deployment | None:
+        def ended() -> bool:
             now = self.deployment(number)
-            under_way = [host for host in now.hosts if host.seconds is None or host.state == "whole"]
-            on_progress("deploy", sum(host.done for host in under_way), now.size * len(under_way))
-            return now if now.ended else None
+            done = [now.size if host.state == "whole" else host.done for host in now.hosts]
+            on_progress("deploy", sum(done), now.size * len(done))
+            return now.ended
 
-        found = until(ended, limit=math.inf)
-        if found is None:
-            raise AgentFailed(f"deployment {number} is waited for no longer")
-        return found
+        until(ended, limit=math.inf)
+        return self.deployment(number)
 
     # The host
 

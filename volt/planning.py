@@ -13,6 +13,9 @@ METHODS = ("lazy", "tree", "unicast")
 RATE = 110e6
 """Bytes a second of a network card of 1 Gbit/s, less what its protocols take."""
 
+LONGEST_CHAIN = 64
+"""Hosts. A read of a VM may pass all of them; and no parser reads the JSON of a tree of a hundred levels."""
+
 HOP = 0.01
 """Seconds by which each hop of a tree is behind the one above."""
 
@@ -28,5 +31,5 @@ def tree_seconds(size: int, hosts: int, fanout: int) -> float:
 
 
 def chain_is_faster(size: int, hosts: int, fanout: int) -> bool:
-    """Whether a chain of hosts ends before a heap."""
-    return tree_seconds(size, hosts, 1) < tree_seconds(size, hosts, fanout)
+    """Whether a chain of hosts may be, and ends before a heap."""
+    return hosts <= LONGEST_CHAIN and tree_seconds(size, hosts, 1) < tree_seconds(size, hosts, fanout)

@@ -66,8 +66,6 @@ class Process:
         self._sockets: list[socket.socket] = []
         self._known = False
         """Whether this agent has told the process what it has to know."""
-        self._over = False
-        """The host is suspended."""
         self._daemon = daemon.adopt(self._pid_file)
         if self._daemon is None:
             self._bind()
@@ -102,8 +100,8 @@ class Process:
     def ensure(self) -> None:
         """Have the process run, and know what it has to. Raises ToolMissing, StoreDown, StoreRefused, HostFailed."""
         with self._lock:
-            if self._over:
-                raise StoreDown(self.control.path, "this host is suspended; start its agent again first")
+            if self._stopped.is_set():
+                raise StoreDown(self.control.path, "it was stopped: start the agent again first")
             if self._known and self.alive():
                 return
             if self.alive() and (why := self._outdated()):
@@ -118,10 +116,9 @@ class Process:
 
     def stop(self) -> None:
         """End the process, and all that it serves, for good. Nothing of it is left in the run folder."""
+        self.close()
         with self._lock:
-            self._over = True
             self._end()
-            self._release()
             for path in (self.control.path, self.vms, self._pid_file, self._log_file):
                 path.unlink(missing_ok=True)
 
@@ -132,9 +129,9 @@ class Process:
         self._stopped.set()
         os.eventfd_write(self._wake, 1)
         self._watch.join()
-        os.close(self._wake)
         with self._lock:
             self._release()
+            os.close(self._wake)
 
     # What follows wants the lock
 

@@ -57,10 +57,10 @@ class OneCopyTest(ClusterTestCase):
         # Each host is a child of the one before, which so fetches what the child reads, also if another parent is asked
         # because that one is late.
         hosts = self.hosts(3)
-        for number, (_, client) in enumerate(hosts, 1):
+        for mib, (_, client) in zip((1, 3, 2), hosts, strict=True):
             for vm in ("a", "b"):
-                read(client.create(vm, "img").disk.path, 0, number << 20)
-        expected = dict.fromkeys(("h1", "h2", "h3"), 3 << 20)
+                read(client.create(vm, "img").disk.path, 0, mib << 20)
+        expected = {"h1": 3 << 20, "h2": 3 << 20, "h3": 2 << 20}
         for host, client in hosts:
             wait_fetched(client, expected[host.name])
         volt = self.volt.client()

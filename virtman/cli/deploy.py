@@ -46,8 +46,8 @@ def deploy(
     """Bring all of IMAGE to many hosts, which then need no other host to read it.
 
     Hosts that have a part of it get only the rest. The image stays for --keep days. Without --detach this command waits
-    until no host is under way any more; if it is interrupted, the deployment goes on. The exit code is 1 if a host has
-    failed.
+    until no host is under way any more; if it is interrupted, the deployment goes on. The exit code is 1 unless all
+    hosts have all of it.
 
     \b
     Examples:
@@ -67,9 +67,10 @@ def deploy(
         return Answer(made, f"deployment {made.id}: {image} to {len(made.hosts)} hosts by {made.method}")
     try:
         with progress() as show:
-            return shown(client.follow_deployment(made.id, show))
+            ended = client.follow_deployment(made.id, show)
     except VirtmanError as error:
         raise Failure(f"{error}; the deployment goes on: virtman deployments {made.id}") from error
+    return _shown(ended, code=0 if all(host.state == "whole" for host in ended.hosts) else 1)
 
 
 @options.command()
@@ -90,7 +91,7 @@ def deployments(client: AgentClient, number: int | None, cancel: bool) -> Answer
         return _listed(client.deployments())
     if cancel:
         client.cancel_deployment(number)
-    return shown(client.deployment(number))
+    return _shown(client.deployment(number))
 
 
 @options.command()
@@ -119,8 +120,7 @@ def _state(one: Deployment) -> str:
     return "cancelled" if one.cancelled else "ended" if one.ended else "under way"
 
 
-def shown(one: Deployment) -> Answer:
-    """What there is to say of a deployment; the exit code is 1 if a host has failed."""
+def _shown(one: Deployment, *, code: int = 0) -> Answer:
     rows = [
         [
             host.host, host.place or "-", host.state, f"{100 * host.done // host.total}%" if host.total else "-",
@@ -128,11 +128,10 @@ def shown(one: Deployment) -> Answer:
         ]
         for host in one.hosts
     ]  # fmt: skip
-    failed = any(host.state in ("failed", "lost") for host in one.hosts)
     columns = ("HOST", "PLACE", "STATE", "THERE", "TIME", "")
 
     def text() -> None:
         click.echo(f"deployment {one.id}: {one.image} by {one.method}, {_state(one)} after {one.seconds:.1f} s")
         table(columns, rows)
 
-    return Answer(one, text, code=1 if failed else 0)
+    return Answer(one, text, code=code)

@@ -502,7 +502,7 @@ class ImageCommandsTest(AgentCliTest):
         for options in ((), ("--all", "--place", "rome")):
             self.run_virtman("deploy", "debian", *options, code=2)
         self.assertThat(self.out("deployments"), MatchesRegex(r"(?s)NUMBER.*7 +debian +tree +ended +2\.0 s"))
-        self.run_virtman("deployments", "7", "--cancel", code=1)
+        self.run_virtman("deployments", "7", "--cancel")
         cancel.assert_called_once_with(7)
         self.run_virtman("deployments", "--cancel", code=2)
 

@@ -190,12 +190,25 @@ class Cluster:
         assert depth(node.slot, tree.fanout) <= heap_height(last, tree.fanout)
         assert node.confirmed <= node.told <= tree.revision >= node.revision >= node.awaited
 
+    def first_parent(self, node: Node) -> str:
+        """The host that a node reads from if all are offered: in its heap, else in the place before, or an origin."""
+        tree, home = self.tree, self.tree.home
+        above = (node.slot - 1) // tree.fanout if node.place == home else (node.slot - 2) // tree.fanout + 1
+        if node.place == home or node.slot > 1:
+            return (tree.slots[node.place, above] if above > 0 else tree.origins[0]).host
+        own = [origin.host for origin in tree.origins if origin.place == node.place]
+        inhabited = {other.place for other in tree.members}
+        before = sorted((place for place in inhabited if self._rank(place) < self._rank(node.place)), key=self._rank)
+        return [*own, *(tree.slots[place, 1].host for place in reversed(before)), tree.origins[0].host][0]
+
+    def _rank(self, place: str) -> tuple[object, ...]:
+        return (place != self.tree.home, *rank(self.tree.home, place))
+
     def _position(self, node: Node) -> tuple[object, ...]:
         """What is greater for a reader than for what it reads from."""
         if node.slot <= 0:
             return (-1, node.slot)
-        away = node.place != self.tree.home
-        return (away, *(rank(self.tree.home, node.place) if away else ()), node.slot)
+        return (*self._rank(node.place), node.slot)
 
     def _parents_of(self, host: str) -> tuple[str, ...]:
         return self.tree.parents(self.tree.hosts[host])

@@ -8,6 +8,8 @@ from volt.api import create_app
 from volt.client import NodeReport, VoltClient
 from volt.deploymodels import Deployment, DeploymentRequest, TransferReport, TransferState, TransferTask
 from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageUnknown, ImageWithdrawn
+from volt.models import ImageTree
+from volt.planning import LONGEST_CHAIN
 
 WHOLE, FILLING, FAILED = TransferState.WHOLE, TransferState.FILLING, TransferState.FAILED
 
@@ -179,6 +181,17 @@ class ShapeTest(DeploymentCase):
         self.assertEqual(1, self.fanout())  # the first one needs it
         self.volt.deployments.cancel(1)
         self.assertEqual(2, self.fanout())
+
+    def test_it_is_none_of_more_hosts_than_a_tree_can_be_told_with(self) -> None:
+        for count, fanout in ((LONGEST_CHAIN, 1), (LONGEST_CHAIN + 1, 2)):
+            hosts = [f"n{number}" for number in range(count)]
+            self.host(*hosts)
+            self.deploy(*hosts, image="large")
+            self.join(*hosts)
+            tree = self.volt.tree("large")
+            self.assertEqual(fanout, tree.fanout)
+            self.assertEqual(tree, ImageTree.model_validate_json(tree.model_dump_json()))
+            self.volt.deployments.cancel(1)
 
     def test_small_images_and_other_methods_leave_it(self) -> None:
         self.deploy("h1", "h2", "h3")

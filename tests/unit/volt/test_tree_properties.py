@@ -63,7 +63,7 @@ class AnyOrder(AnyTree):
         fanout = self.cluster.tree.fanout
         returning = sum(node.returned is not None for node in self.cluster.tree.hosts.values())
         moved = self._changes(self.cluster.tree.leave, self._pick(which))
-        readers = fanout + 2 * fanout * fanout + 2  # of one node at most, with the gates of two places
+        readers = 2 * fanout * fanout + (2 if len({*self.cluster.places}) > 1 else 0)  # with the gates of two places
         assert moved <= 1 + readers + returning * (1 + readers)
 
     @precondition(lambda self: self.cluster.gone)
@@ -141,6 +141,10 @@ class AnyOrder(AnyTree):
         origins = self.cluster.tree.origins
         self._changes(self.cluster.tree.leave, origins[which % len(origins)].host)
 
+    @rule(fanout=st.integers(1, 3))
+    def reshape(self, fanout: int) -> None:
+        self._changes(self.cluster.tree.reshape, fanout)
+
     def teardown(self) -> None:
         """Once everybody has heard everything, each host but a dead one is offered and reads from its heap parent."""
         if not hasattr(self, "cluster"):
@@ -152,7 +156,7 @@ class AnyOrder(AnyTree):
         assert {node.state for node in tree.hosts.values()} == {NodeState.READY}
         for host in self.cluster.members:
             node = tree.hosts[host]
-            assert node in tree.below(tree.hosts[tree.parents(node)[0]])
+            assert tree.parents(node)[0] == self.cluster.first_parent(node)
         self.cluster.check()
 
 

@@ -59,25 +59,25 @@ class ChunkSourceTest(ChunkHostCase):
             host.wait_held(image, image.size)  # nothing proves that a chunk of such an image is one of zeros
         wait_until(lambda: leaf.states(image)[0] is ACTIVE)
 
-    def test_the_manifest_of_a_copy_proves_what_a_host_reads_and_zeros_are_not_kept(self) -> None:
+    def copied(self) -> tuple[ChunkHost, ChunkHost, Image, Path]:
+        """A host that has published a copy of a file, a child of that host, the image and the file."""
         _, file = self.make_image()
         top, child = self.host("top"), self.host("child")
         store = ImageStore(top.place.state, Room(top.place.state))
         image = store.add("img", inspect(file), silently)
         top.serve_file(image, store.path(image), "child")
         child.join(image, [top])
+        return top, child, image, file
+
+    def test_the_manifest_of_a_copy_proves_what_a_host_reads_and_zeros_are_not_kept(self) -> None:
+        top, child, image, file = self.copied()
         self.assert_same(child.uri(image), file)
         child.wait_held(image, 6 * MIB)
         published, fetched = (path_of(host.place.state, image.key).read_bytes() for host in (top, child))
         self.assertEqual(published, fetched)
 
     def test_what_came_another_way_is_kept_as_far_as_it_is_of_the_image(self) -> None:
-        _, file = self.make_image()
-        top, child = self.host("top"), self.host("child")
-        store = ImageStore(top.place.state, Room(top.place.state))
-        image = store.add("img", inspect(file), silently)
-        top.serve_file(image, store.path(image), "child")
-        child.join(image, [top])
+        _, child, image, file = self.copied()
         first, second = child.source.lacking(image)
         self.assertEqual((Range(0, 3 * MIB), Range(4 * MIB, 3 * MIB)), (first, second))
         reader, writer = os.pipe()
@@ -187,7 +187,7 @@ class ChunkSourceTest(ChunkHostCase):
         host.source.reserve("img")
         host.source.stop()
         for call in (lambda: host.source.reserve("img"), host.source.kept):
-            self.assertRaisesRegex(StoreDown, "suspended", call)
+            self.assertRaisesRegex(StoreDown, "start the agent again", call)
         self.assertEqual([], [path for path in host.place.run.rglob("*") if path.is_socket() and not path.is_symlink()])
         host.restart().reserve("img")
 
