@@ -68,6 +68,8 @@ class DeploymentKeeper:
     def _report(self, task: TransferTask) -> TransferReport:
         troubles = self._queue.troubles()
         why = troubles.get(f"{DEPLOYMENT}{task.deployment}") or troubles.get(HYDRATION + task.image, "")
+        if self._stacks.suspended:
+            why = "this host is suspended; start its agent again"
         done = total = 0
         try:
             record = self._stacks.records.get(task.image)

@@ -131,13 +131,14 @@ class Upkeep:
 
     def handle(self, answer: HeartbeatAnswer | None) -> None:
         """Have done what Volt's answer, or its silence, asks for. Returns at once."""
+        if answer is not None:
+            self.deployments.hear(answer.transfers)  # also of a suspended host, which says so
         if self.stopped or self._stacks.suspended:
             return
         back, self._silent = self._silent and answer is not None, answer is None
         if answer is not None:
             self.places.hear(answer.assignments, answer.absent)
             self.images.withdraw(answer.withdrawn)
-            self.deployments.hear(answer.transfers)
             self._discard = frozenset(answer.discard)
             if self._discard:
                 self._ask(KEPT, "check")

@@ -145,6 +145,11 @@ class DeployingTest(UpkeepTest):
         self.assertEqual("cancelled", self.state(self.task(cancelled=True)))
         self.assertTrue(self.record().hydrate)
 
+    def test_a_suspended_host_says_so(self) -> None:
+        self.scene.stacks.suspended = True
+        [report] = self.told(self.task())
+        self.assertEqual((TransferState.WAITING, True), (report.state, "suspended" in report.error))
+
     def test_a_record_that_cannot_be_read_stops_no_heartbeat(self) -> None:
         self.told(self.task())
         damage(self.scene.image_shelf, "debian")

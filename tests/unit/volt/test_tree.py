@@ -214,6 +214,15 @@ class Sites(TestCase):
         settle(tree)
         self.assertEqual(["y", "x", "origin"], parents(tree, "z"))
 
+    def test_a_place_that_gets_its_first_host_is_news_for_the_two_gates_after_it(self) -> None:
+        tree = self.tree(("h", "b/2"), ("y", "c/1"), ("z", "c/2"), ("w", "c/3"))
+        before = {host: node.revision for host, node in tree.hosts.items()}
+        tree.join("x", "b/3")
+        self.assertEqual(
+            {"x", "h", "y", "z", "origin"}, {h for h, n in tree.hosts.items() if n.revision > before.get(h, 0)}
+        )
+        self.assertEqual((["x", "h", "origin"], ["y", "x", "origin"]), (parents(tree, "y"), parents(tree, "z")))
+
     def test_who_becomes_gate_is_asked_once_it_has_confirmed(self) -> None:
         tree = self.tree(("x1", "b/3"), ("x2", "b/3"), ("x3", "b/3"), ("y", "c"))
         tree.leave("x1")
