@@ -93,6 +93,11 @@ class HydrationTest(HydrationCase):
         self.scene.check_empty(self)
         self.assertRaises(UnknownImage, hydrating.cancel, self.scene.stacks, "debian")
 
+    def test_the_longest_time_that_was_asked_for_counts(self) -> None:
+        self.volt.offer("debian")
+        for asked, counts in ((100.0, 100.0), (50.0, 100.0), (200.0, 200.0), (None, None), (300.0, None)):
+            self.assertEqual(counts, hydrating.begin(self.scene.stacks, "debian", asked).hydrate_until)
+
     def test_a_withdrawn_one_goes(self) -> None:
         self.hydrate()
         self.volt.remove_image("debian", when_unused=True)

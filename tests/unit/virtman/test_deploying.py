@@ -12,7 +12,7 @@ from tests.doubles.drivers import SourceDouble
 from tests.doubles.volt import digest_of
 from tests.unit.virtman.scene import MIB, damage
 from tests.unit.virtman.test_upkeep import UpkeepTest
-from virtman import hydrating, origins
+from virtman import hydrating, origins, serving
 from virtman.records import ImageRecord
 from volt.client import TransferReport, TransferState, TransferTask
 
@@ -93,6 +93,9 @@ class DeployingTest(UpkeepTest):
         self.told(self.task(go=False))
         self.told(self.task(go=False, source="origin"))
         self.assertEqual(["origin", "other"], [parent.host for parent in self.host.routes["debian"]])
+        self.host.routes.clear()
+        serving.build(self.scene.stacks, self.record())
+        self.assertEqual(["origin", "other"], [parent.host for parent in self.host.routes["debian"]])
         self.volt.assign("debian", ["third", "origin"])
         self.told(self.task(source="origin"))
         self.assertEqual(["origin", "third"], [parent.host for parent in self.host.routes["debian"]])
@@ -113,9 +116,12 @@ class DeployingTest(UpkeepTest):
         self.assertFalse(self.record().hydrate)
         self.beat(3)
         self.assertEqual([1, 0], tried)
+        hydrating.begin(self.scene.stacks, "debian")
+        self.assertEqual("failed", self.state(self.task(2)))
+        self.assertTrue(self.record().hydrate)  # as somebody else has asked
         self.told()
         self.patch(SourceDouble, "fill", fill)
-        self.assertEqual("filling", self.state(self.task(2)))
+        self.assertEqual("filling", self.state(self.task(3)))
 
     def test_what_no_try_would_end_ends_the_hosts_part_and_what_may_pass_is_tried_again(self) -> None:
         self.assertEqual("failed", self.state(self.task(image="none")))

@@ -209,6 +209,12 @@ class Withdrawing(CoordinatorCase):
         self.assertEqual(["image"], self.told("origin"))
         self.assertRaises(ImageWithdrawn, self.volt.join, "image", "h1")
 
+    def test_a_host_that_moves_to_another_place_is_awaited(self) -> None:
+        self.volt.register("h1", "unix:///run/h1", "paris")
+        self.assertEqual([], self.told("origin"))
+        self.assertEqual(["image"], self.beat("h1", 0).absent)
+        self.volt.join("image", "h1")
+
     def test_who_was_evicted_and_says_that_it_has_nothing_of_it_is_not_awaited(self) -> None:
         for forget in (
             lambda: self.volt.leave("image", "h1"),

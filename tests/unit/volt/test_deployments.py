@@ -97,7 +97,16 @@ class DeploymentsTest(DeploymentCase):
         self.lease_runs_out("h1", "origin")
         self.volt.leases.expire()
         self.assertTrue(self.deploy("h3").ended)
-        self.volt.remove_host("h3")
+
+    def test_a_host_that_is_removed_is_not_waited_for(self) -> None:
+        self.deploy("h1")
+        self.volt.remove_host("h1")
+        self.assertEqual(({"h1": "lost"}, True), (self.states(), self.volt.deployments.one(1).ended))
+
+    def test_a_state_of_a_later_version_ends_nothing(self) -> None:
+        self.deploy("h1")
+        self.assertEqual([1], [task.deployment for task in self.tell("h1", state=TransferState("later"))])
+        self.assertEqual({"h1": "filling"}, self.states())
 
     def test_a_cancelled_one_is_told_to_hosts_that_have_not_ended(self) -> None:
         self.deploy("h1", "h2")
