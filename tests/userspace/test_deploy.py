@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.patience import wait_until
+from tests.userspace.hosts import HostProcess
 from tests.userspace.test_cluster import ClusterTestCase, image_of
 from virtman.client import AgentClient
 from virtman.errors import VoltRefused
@@ -14,6 +15,15 @@ MIB = 1 << 20
 
 
 class DeployTest(ClusterTestCase):
+    def hosts(self, count: int) -> list[tuple[HostProcess, AgentClient]]:
+        hosts = super().hosts(count)
+        self.wait_known(*(host.name for host, _ in hosts))
+        return hosts
+
+    def wait_known(self, *names: str) -> None:
+        """Wait until Volt knows these hosts: an agent that answers may not have told Volt of itself yet."""
+        wait_until(lambda: {host.name for host in self.volt.client().hosts()}.issuperset(names), f"Volt knows {names}")
+
     def assert_whole(self, deployment: Deployment, hosts: list[AgentClient]) -> None:
         """The deployment has ended well, and each host has all of the image."""
         self.assertEqual({"whole"}, {host.state for host in deployment.hosts}, str(deployment.hosts))
@@ -68,6 +78,7 @@ class DeployTest(ClusterTestCase):
         small = self.host("small")
         small.settings["VIRTMAN_CACHE_LIMIT"] = str(MIB)
         full = small.start()
+        self.wait_known("small")
         [(_, client)] = self.hosts(1)
         made = client.deploy({"image": "img", "hosts": ["h1", "small"], "method": "tree"})
         ended = client.follow_deployment(made.id)
