@@ -450,6 +450,12 @@ class ImageSource(Protocol):
         kept. Raises DriverError: the file ends too early, or nothing proves what the image holds.
         """
 
+    def get(self, image: Image, ranges: Sequence[Range], file: int) -> None:
+        """Write ranges of the image, one after the other, to where the descriptor is, or into a pipe.
+
+        What is not here is read from parents. Raises DriverError: nobody reads the pipe any more, or the disk is full.
+        """
+
     def pin(self, image: Image, until: float) -> None:
         """Have what is kept of the image stay until a time, in seconds since 1970; one that has passed ends that."""
 

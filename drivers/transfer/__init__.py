@@ -1,0 +1,1 @@
+"""Methods by which whole images travel to many hosts at once: a file for each."""
