@@ -14,3 +14,8 @@ def load(layer: str, name: str) -> Any:
     if name not in found:
         raise UnknownDriver(layer, name, found)
     return found[name].load()
+
+
+def names(layer: str) -> list[str]:
+    """The drivers of a layer that are installed."""
+    return sorted({point.name for point in entry_points(group=f"virtman.drivers.{layer}")})

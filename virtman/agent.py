@@ -14,6 +14,7 @@ from drivers.base import CacheDriver, CacheGroup, DeviceCache, Died, ImageSource
 from drivers.errors import DriverError
 from drivers.host.space import Room
 from drivers.layered import LayeredSource
+from drivers.needs import Machine
 from drivers.registry import load
 from virtman import models
 from virtman.accel import choose_accel
@@ -35,6 +36,7 @@ from virtman.serving import suspend
 from virtman.stackchoice import old_caches
 from virtman.stacks import Stacks
 from virtman.steps import Step, log_step
+from virtman.transferring import Transfers, usable
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 from virtman.voltlink import VoltLink
@@ -73,7 +75,9 @@ class Agent:
         no_devices = f"devices are not read through {named}; bcache does so"
         without = f"the cache driver of this host, {named}, has no volumes; chunkstore and bcache have them"
         self.devices = Devices(RecordStore(records / "devices", DeviceRecord), cached, no_devices, step)
-        self.upkeep = Upkeep(self.stacks, self.vms, group, self.devices, config.idle_grace)
+        drivers = usable(Machine(), config.address) if source.fills else {}
+        self.transfers = Transfers(config.place, source, drivers, lambda: self.heartbeat.soon())
+        self.upkeep = Upkeep(self.stacks, self.vms, group, self.devices, self.transfers, config.idle_grace)
         self.heartbeat = Heartbeat(self._tell_volt, self.upkeep.handle)
         self.publishing = Publishing(self.vms, (config.state, config.run), step)
         self.volumes = CacheVolumes(group, without, self.devices, self.upkeep)
@@ -86,6 +90,7 @@ class Agent:
         if caches := old_caches(self.config.state):
             log.warning("%s", caches)
         self.stacks.store.clean()
+        self.transfers.clean()
         sweep(self.config.socket.parent)
         self.upkeep.start()
         self.heartbeat.start()
@@ -94,6 +99,7 @@ class Agent:
         """End the agent's own threads; stacks and VMs go on."""
         self.upkeep.stopped = True
         self.stacks.readers.close()
+        self.transfers.stop()
         self.heartbeat.stop()
         self.upkeep.queue.stop()
         self.stacks.volt.close()
@@ -112,6 +118,7 @@ class Agent:
                 f"these VMs use their disks, or may: {', '.join(using)}; stop them first, or use --force"
             )
         self.stacks.suspended = True  # before the records are read: no stack without a record is built any more
+        self.transfers.stop()
         records = self.stacks.records.all()
         raise_all(side_by_side([partial(suspend, self.stacks, record.name) for record in records]))
         self.stacks.source.stop()
@@ -127,7 +134,7 @@ class Agent:
     def _tell_volt(self) -> HeartbeatAnswer:
         reports, needed = self.upkeep.news()
         transfers = self.upkeep.deployments.reports()
-        return self.stacks.volt.heartbeat(reports, self.upkeep.kept, needed, transfers)
+        return self.stacks.volt.heartbeat(reports, self.upkeep.kept, needed, transfers, self.transfers.methods)
 
 
 def _accel(config: AgentConfig) -> models.Accel:

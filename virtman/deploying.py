@@ -11,11 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from drivers.errors import NoSpace
 from virtman import hydrating
 from virtman.errors import (
     BadRequest,
+    Conflict,
     ContentChanged,
     ImageWithdrawn,
     NoRoom,
@@ -25,6 +27,7 @@ from virtman.errors import (
 )
 from virtman.records import ImageRecord, Role
 from virtman.stacks import Stacks
+from virtman.transferring import Transfers
 from virtman.workqueue import Job, Pool, WorkQueue
 from volt.client import TransferReport, TransferState, TransferTask
 
@@ -36,15 +39,15 @@ DEPLOYMENT, HYDRATION = "deployment ", "hydration of "
 IN_VAIN = (BadRequest, ContentChanged, ImageWithdrawn, NoRoom, NoSpace, NotSupported, UnknownImage)
 """Errors that end a host's part in a deployment. All others are tried again."""
 
-URGENT = ("tree", "unicast")
-"""Methods by which an image is read as fast as VMs that read meanwhile allow."""
+IDLE = "lazy"
+"""The method by which an image is read behind all else; by the others, as fast as VMs that read meanwhile allow."""
 
 
 class DeploymentKeeper:
     """Keeps the images of ``stacks`` that this host is to have as a whole."""
 
-    def __init__(self, stacks: Stacks, queue: WorkQueue) -> None:
-        self._stacks, self._queue = stacks, queue
+    def __init__(self, stacks: Stacks, queue: WorkQueue, transfers: Transfers) -> None:
+        self._stacks, self._queue, self.transfers = stacks, queue, transfers
         self._tasks: dict[int, TransferTask] = {}
         """What Volt said last."""
         self._failed: dict[int, str] = {}
@@ -56,6 +59,7 @@ class DeploymentKeeper:
         """Volt has answered a heartbeat. Returns at once."""
         before, self._tasks = self._tasks, {task.deployment: task for task in tasks}
         self._failed = {number: why for number, why in self._failed.items() if number in self._tasks}
+        self.transfers.hear(tasks)
         for number in self._tasks:
             self._queue.wake(f"{DEPLOYMENT}{number}")
         for image in {task.image for task in (*before.values(), *self._tasks.values())}:
@@ -66,6 +70,21 @@ class DeploymentKeeper:
         return [self._report(task) for task in self._tasks.values()]
 
     def _report(self, task: TransferTask) -> TransferReport:
+        return self._sender_report(task) if task.sends else self._receiver_report(task)
+
+    def _sender_report(self, task: TransferTask) -> TransferReport:
+        why = self._failed.get(task.deployment, "")
+        part = self.transfers.part(task.deployment)
+        if why or part is None:
+            state = TransferState.FAILED if why else TransferState.WAITING
+            why = why or self._queue.troubles().get(f"{DEPLOYMENT}{task.deployment}", "")
+            return TransferReport(deployment=task.deployment, sends=True, state=state, error=why[:1000])
+        return TransferReport(
+            deployment=task.deployment, sends=True, state=part.state, attempt=part.attempt, contact=part.contact,
+            sent=part.sent, error=part.error,
+        )  # fmt: skip
+
+    def _receiver_report(self, task: TransferTask) -> TransferReport:
         troubles = self._queue.troubles()
         why = troubles.get(f"{DEPLOYMENT}{task.deployment}") or troubles.get(HYDRATION + task.image, "")
         if self._stacks.suspended:
@@ -79,9 +98,18 @@ class DeploymentKeeper:
                 done = total if state is TransferState.WHOLE else self._stacks.source.filled(task.image).done
         except StateDamaged as error:
             state, why = TransferState.WAITING, str(error)
+        part = self.transfers.part(task.deployment)
+        if part is None:
+            told: dict[str, Any] = {}
+        else:
+            done = max(done, total - part.missing + part.kept)
+            told = {"attempt": part.attempt, "contact": part.contact, "lacks": part.lacks, "sent": part.sent}
+            why = why or part.error
         if task.deployment in self._failed:
             state, why = TransferState.FAILED, self._failed[task.deployment]
-        return TransferReport(deployment=task.deployment, state=state, done=done, total=total, error=why[:1000])
+        return TransferReport(
+            deployment=task.deployment, state=state, done=done, total=total, error=why[:1000], **told
+        )  # fmt: skip
 
     def _state(self, task: TransferTask, record: ImageRecord | None) -> TransferState:
         if record is not None and record.role is Role.ORIGIN and record.steady:
@@ -92,6 +120,9 @@ class DeploymentKeeper:
             return TransferState.WAITING
         if hydrating.is_whole(self._stacks, record):
             return TransferState.WHOLE
+        part = self.transfers.part(task.deployment)
+        if self.transfers.knows(task) and (part is None or part.state is TransferState.WAITING):
+            return TransferState.WAITING
         return TransferState.FILLING if task.go else TransferState.READY
 
     # What is to be done
@@ -101,6 +132,13 @@ class DeploymentKeeper:
         task = self._tasks.get(int(number))
         if task is None or task.deployment in self._failed:
             return None
+        if not task.sends:
+            return self._plan_receiving(task)
+        if self._lacks_part(task):
+            return Job("get ready to send", partial(self._attempt, task, self._take_part))
+        return None
+
+    def _plan_receiving(self, task: TransferTask) -> Job | None:
         record = self._stacks.records.get(task.image)
         if record is not None and record.role is Role.ORIGIN and record.steady:
             return None
@@ -111,7 +149,12 @@ class DeploymentKeeper:
             return Job("keep all of it", partial(self._attempt, task, self._keep), Pool.VOLT)
         if record.first != task.source:
             return Job("read from another host", partial(self._attempt, task, self._prefer))
+        if self._lacks_part(task) and not hydrating.is_whole(self._stacks, record):
+            return Job("get ready to receive", partial(self._attempt, task, self._take_part))
         return None
+
+    def _lacks_part(self, task: TransferTask) -> bool:
+        return self.transfers.knows(task) and self.transfers.part(task.deployment) is None
 
     def plan_hydration(self, record: ImageRecord) -> Job | None:
         """Whether all of an image is to be here, and to stay, and is not or does not."""
@@ -123,13 +166,18 @@ class DeploymentKeeper:
         if hydrating.may_go(self._stacks, record):
             return Job("pin", partial(hydrating.pin, self._stacks, name), on_demand=True)
         tasks = [task for task in self._tasks.values() if task.image == name and not task.cancelled]
-        has_turn = not tasks or any(task.go for task in tasks)
+        has_turn = not tasks or any(self._has_turn(task) for task in tasks)
         if has_turn and hydrating.lacks(self._stacks, record):
-            urgent = any(task.go and task.method in URGENT for task in tasks)
+            urgent = any(task.go and task.method != IDLE for task in tasks)
             limits = [task.limit for task in tasks if task.go]
             rate = None if None in limits else max((limit for limit in limits if limit), default=None)
             return Job("fill", partial(self._fill, record, idle=not urgent, rate=rate))
         return None
+
+    def _has_turn(self, task: TransferTask) -> bool:
+        """Whether what is missing is to be read now: not while it comes another way."""
+        part = self.transfers.part(task.deployment)
+        return task.go and (part is None or part.over)
 
     def _is_kept(self, record: ImageRecord, task: TransferTask) -> bool:
         """Whether all of the image is to be here for as long as the deployment wants."""
@@ -165,6 +213,14 @@ class DeploymentKeeper:
             wanted = record.model_copy(update={"first": task.source})
             self._stacks.source.follow(wanted.image, wanted.sources, sure=not record.unconfirmed)
             self._stacks.records.put(record.name, wanted)
+
+    def _take_part(self, task: TransferTask) -> None:
+        record = self._stacks.records.get(task.image)
+        if record is None or record.digest != task.digest:
+            raise ContentChanged(f"this host has not the content that Volt has under the name {task.image!r}")
+        if not record.steady:
+            raise Conflict(f"image {task.image!r} is being changed")
+        self.transfers.take_part(task, record.image)
 
     def _end(self, task: TransferTask) -> None:
         hydrating.cancel(self._stacks, task.image)

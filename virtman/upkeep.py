@@ -26,6 +26,7 @@ from virtman.parallel import raise_all, side_by_side
 from virtman.placekeeper import CHILDREN, LOST, PLACE, PlaceKeeper
 from virtman.records import ImageRecord
 from virtman.stacks import Stacks
+from virtman.transferring import Transfers
 from virtman.vmkeeper import DEVICE, VM, DeviceKeeper, VmKeeper
 from virtman.vms import Vms
 from virtman.workqueue import BUSY, Job, Pool, WorkQueue
@@ -39,18 +40,18 @@ MOST_TOLD = 10000
 
 
 class Upkeep:
-    """``group``: the volumes of the cache, if it has any. ``idle_grace``: seconds that a stack nobody needs is kept;
-    ``clock`` in seconds, as ``time.monotonic``.
+    """``group``: the volumes of the cache, if it has any. ``transfers``: see ``DeploymentKeeper``. ``idle_grace``:
+    seconds that a stack nobody needs is kept; ``clock`` in seconds, as ``time.monotonic``.
     """
 
     def __init__(
-        self, stacks: Stacks, vms: Vms, group: CacheGroup | None, devices: Devices, idle_grace: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, stacks: Stacks, vms: Vms, group: CacheGroup | None, devices: Devices, transfers: Transfers,
+        idle_grace: float, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._stacks, self._group = stacks, group
         self.queue = WorkQueue(self._plan, clock)
         self.images = ImageKeeper(stacks, self.queue, partial(self._ask, KEPT, "check"), idle_grace, clock)
-        self.deployments = DeploymentKeeper(stacks, self.queue)
+        self.deployments = DeploymentKeeper(stacks, self.queue, transfers)
         self.places = PlaceKeeper(stacks, self.queue)
         self.vms = VmKeeper(vms, stacks, self.queue)
         self.devices = DeviceKeeper(devices, self.queue)

@@ -54,13 +54,13 @@ class VoltLink:
 
     def heartbeat(
         self, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = (),
-        transfers: Sequence[TransferReport] = (),
+        transfers: Sequence[TransferReport] = (), methods: Sequence[str] = (),
     ) -> HeartbeatAnswer:  # fmt: skip
         """Tell Volt what this host has, the digests of what it keeps besides, and images that it may need besides.
 
-        ``transfers``: how far it is in deployments. Raises CoordinatorDown.
+        ``transfers``: how far it is in deployments; ``methods`` that it can use for these. Raises CoordinatorDown.
         """
-        told = (nodes, kept, needed, self._address, self._place, transfers)
+        told = (nodes, kept, needed, self._address, self._place, transfers, methods)
         return self._call(lambda: self._client.heartbeat(self._host, *told))
 
     def deploy(self, wanted: DeploymentRequest) -> Deployment:

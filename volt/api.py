@@ -166,7 +166,7 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.post("/v1/hosts/<host>/heartbeat", responses={200: HeartbeatAnswer})
     def heartbeat(path: HostPath, header: AgentHeader, body: HeartbeatRequest) -> Response:
         """Renew the lease, say what the host has, and learn what changed."""
-        told = (body.nodes, body.kept, body.needed, body.address, body.place, body.transfers)
+        told = (body.nodes, body.kept, body.needed, body.address, body.place, body.transfers, body.methods)
         return _answer(volt.heartbeat(path.host, *told, agent=header.agent))
 
 

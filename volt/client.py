@@ -20,6 +20,7 @@ from volt.deploymodels import (
     TransferReport,
     TransferState,
     TransferTask,
+    TransferTerms,
 )
 from volt.fields import AGENT_HEADER, Name
 from volt.http import httpx
@@ -66,6 +67,7 @@ __all__ = [
     "TransferReport",
     "TransferState",
     "TransferTask",
+    "TransferTerms",
     "TreeNode",
     "VoltClient",
 ]
@@ -125,6 +127,7 @@ class VoltClient:
         address: str | None = None,
         place: str | None = None,
         transfers: Sequence[TransferReport] = (),
+        methods: Sequence[str] = (),
     ) -> HeartbeatAnswer:
         """Report the host's images and learn what changed; the arguments are those of HeartbeatRequest.
 
@@ -132,7 +135,7 @@ class VoltClient:
         """
         path = f"/v1/hosts/{_name(host)}/heartbeat"
         told = {"nodes": nodes, "kept": list(kept), "needed": list(needed)}
-        told |= {"address": address, "place": place, "transfers": list(transfers)}
+        told |= {"address": address, "place": place, "transfers": list(transfers), "methods": list(methods)}
         return self._call(HeartbeatAnswer, "POST", path, HeartbeatRequest, **told)
 
     def publish(self, name: str, size: int, digest: str, origin: str, parent: str | None = None) -> Image:

@@ -45,6 +45,9 @@ from volt.tree import Node, Tree
 
 log = logging.getLogger(__name__)
 
+PATIENT_INTERVALS = 3.0
+"""Heartbeats in which each host has heard what it has to do, and has answered."""
+
 
 class Coordinator:
     """Volt without HTTP. May be shared by threads. ``volt.client.VoltClient`` has the same calls, and describes them.
@@ -106,6 +109,7 @@ class Coordinator:
         address: str | None = None,
         place: str | None = None,
         transfers: Sequence[TransferReport] = (),
+        methods: Sequence[str] = (),
         *,
         agent: str = "",
     ) -> HeartbeatAnswer:
@@ -117,6 +121,7 @@ class Coordinator:
             row = self._caller(session, host, agent)
             self._note_address(session, row, address)
             self._note_place(session, row, place)
+            row.methods = " ".join(sorted(set(methods)))
             interval, lease = self.leases.terms(session)
             row.lease_s = lease
             stored = queries.nodes_of(session, host)
@@ -131,10 +136,11 @@ class Coordinator:
             queries.end_waiting(session, left, {*reported, *needed})
             withdrawn = queries.withdrawn_images(session, stored)
             discard = queries.unneeded_digests(session, kept)
-            tasks, ended = self.deployments.hear(session, host, transfers)
+            tasks, touched = self.deployments.hear(session, host, transfers)
+            patience = PATIENT_INTERVALS * interval
             if tasks:
                 interval = min(interval, self.deployments.interval(session))
-        self.deployments.settle(ended)
+        self.deployments.settle(touched, patience)
         for image in filled:
             self._note_whole(host, image, whole=reported[image].whole)
         # A host that reports what Volt knows needs no look at a tree.

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from volt import queries
+from volt import legs, queries
 from volt.deploymodels import (
     UNDER_WAY,
     Deployment,
@@ -26,14 +26,16 @@ from volt.deploymodels import (
 )
 from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageWithdrawn
 from volt.models import HostState
-from volt.planning import METHODS, chain_is_faster, chosen
-from volt.store import DeploymentRow, HostRow, ImageRow, Store, TransferRow, changing_tree
+from volt.planning import METHODS, Method, chain_is_faster, chosen
+from volt.store import DeploymentRow, HostRow, ImageRow, LegRow, Store, TransferRow, changing_tree
 
 log = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL = 0.5
 """Seconds between the heartbeats of hosts that are under way, at least."""
 MOST_LISTED = 1000
+PROVEN = "blake3-"
+"""How the digests begin that prove each part of an image."""
 BEATS_PER_SECOND = 50
 """Of all hosts that are under way, at most."""
 
@@ -49,16 +51,16 @@ class Deployments:
 
         Raises ImageUnknown, ImageWithdrawn, HostUnknown, BadRequest.
         """
-        if wanted.method not in (*METHODS, "auto"):
-            raise BadRequest(f"there is no method {wanted.method!r}: auto, {', '.join(METHODS)} are allowed")
+        method = _method(wanted)
         with self._store.write() as session:
             hosts = _hosts(session, wanted)
             image = queries.published(session, wanted.image, lock=True)
             if image.withdrawn:
                 raise ImageWithdrawn(f"image {image.name} is withdrawn: no further host gets it")
+            _check_method(method, image, hosts)
             row = DeploymentRow(
                 image_id=image.id, size=image.size, digest=image.digest, asked=wanted.method,
-                method=chosen(wanted.method), encrypt=wanted.encrypt, bytes_limit=wanted.limit, keep_s=wanted.keep_s,
+                method=method.name, encrypt=wanted.encrypt, bytes_limit=wanted.limit, keep_s=wanted.keep_s,
                 parallel=wanted.parallel, created=self._now(),
             )  # fmt: skip
             origins = queries.origins_of(session, image)
@@ -67,10 +69,13 @@ class Deployments:
             session.add(row)
             session.flush()
             for number, host in enumerate(hosts):
-                state = _first_state(host, is_origin=host.name in origins)
+                state = _first_state(host, origins)
                 ended = None if state is TransferState.WAITING else row.created
                 session.add(TransferRow(deployment_id=row.id, host=host.name, number=number, state=state, ended=ended))
             session.flush()
+            if method.together:
+                waiting = [host for host in hosts if _first_state(host, origins) is TransferState.WAITING]
+                legs.plan(session, row, waiting)
             log.info("deployment %d: image %s to %d hosts by %s", row.id, image.name, len(hosts), row.method)
             self._settle(session, image, row)
             self._reshape(session, image)
@@ -104,38 +109,46 @@ class Deployments:
             row.ended, row.cancelled = self._now(), True
             here = (TransferRow.deployment_id == number, TransferRow.state.in_(UNDER_WAY))
             session.execute(update(TransferRow).where(*here).values(state=TransferState.CANCELLED))
+            legs.end(session, row, row.ended)
             self._reshape(session, image)
 
     def hear(
         self, session: Session, host: str, reports: Sequence[TransferReport]
     ) -> tuple[list[TransferTask], list[int]]:
-        """Note how far a host is. Returns what it has to do, and the deployments that may have ended (``settle``)."""
-        told = {report.deployment: report for report in reports}
-        open_rows = session.execute(
-            select(TransferRow, DeploymentRow, ImageRow.name)
-            .join(DeploymentRow, DeploymentRow.id == TransferRow.deployment_id)
-            .join(ImageRow, ImageRow.id == DeploymentRow.image_id)
-            .where(TransferRow.host == host, TransferRow.ended.is_(None))
-            .with_for_update(of=TransferRow)
-        ).all()
-        ended = []
-        tasks = []
-        for transfer, row, image in open_rows:
-            if (report := told.get(row.id)) is not None:
-                self._note(transfer, report)
-            if transfer.ended is not None:
-                ended.append(row.id)
-            else:
-                tasks.append(_task(session, transfer, row, image))
-        return tasks, ended
+        """Note how far a host is. Returns what it has to do, and the deployments that need a ``settle``."""
+        received = {report.deployment: report for report in reports if not report.sends}
+        sent = {report.deployment: report for report in reports if report.sends}
+        touched: list[int] = []
+        tasks: list[TransferTask] = []
+        sending = legs.of_sender(session, host)  # locked before the transfers, as in legs.advance
+        for transfer, row, image in _transfers_of(session, host):
+            leg = None if transfer.leg_id is None else session.get(LegRow, transfer.leg_id)
+            if (report := received.get(row.id)) is not None and self._note(transfer, leg, report):
+                touched.append(row.id)
+            leg = leg if transfer.leg_id is not None else None
+            if transfer.ended is None or (leg is not None and legs.goes_on(leg, row, host)):
+                tasks.append(_task(session, transfer, leg, row, image))
+        for leg in sending:
+            row = session.get_one(DeploymentRow, leg.deployment_id)
+            if (report := sent.get(row.id)) is not None and legs.note_sender(leg, report, self._now()):
+                touched.append(row.id)
+            if leg.ended is None:
+                tasks.append(_sender_task(session, leg, row))
+        return tasks, touched
 
-    def _note(self, transfer: TransferRow, report: TransferReport) -> None:
+    def _note(self, transfer: TransferRow, leg: LegRow | None, report: TransferReport) -> bool:
+        """Whether the deployment needs a ``settle``."""
+        transfer.sent = report.sent
+        if transfer.ended is not None:
+            return False
         final = report.state not in (*UNDER_WAY, TransferState.UNKNOWN)
         if transfer.state is TransferState.CANCELLED and not final:
-            return  # the host has not heard of that yet
+            return False  # the host has not heard of that yet
+        news = leg is not None and legs.note_receiver(transfer, leg, report)
         transfer.state = report.state if report.state is not TransferState.UNKNOWN else TransferState.FILLING
         transfer.done, transfer.total, transfer.error = report.done, report.total, report.error
         transfer.ended = self._now() if final else None
+        return final or news or (leg is not None and legs.is_late(leg, self._now()))
 
     def interval(self, session: Session) -> float:
         """Seconds between the heartbeats of hosts that are under way."""
@@ -148,13 +161,17 @@ class Deployments:
         touched = session.scalars(select(TransferRow.deployment_id).where(*here).distinct()).all()
         values = {"state": TransferState.LOST, "ended": self._now()}
         session.execute(update(TransferRow).where(*here).values(values))
-        return list(touched)
+        return [*touched, *legs.sent_by(session, hosts)]
 
-    def settle(self, numbers: Collection[int]) -> None:
-        """End the deployments of these of which no host is under way any more."""
-        for number in sorted(numbers):
+    def settle(self, numbers: Collection[int], patience: float = 0.0) -> None:
+        """Have those legs of deployments begin that can, and end what no host is under way with any more.
+
+        ``patience``: seconds in which each host has told Volt how it is.
+        """
+        for number in sorted(set(numbers)):
             with self._store.write() as session:
                 row, image = self._locked(session, number)
+                legs.advance(session, row, self._now(), patience)
                 self._settle(session, image, row)
                 self._reshape(session, image)
 
@@ -162,6 +179,7 @@ class Deployments:
         here = (TransferRow.deployment_id == row.id, TransferRow.state.in_(UNDER_WAY))
         if row.ended is None and session.scalar(select(func.count()).where(*here)) == 0:
             row.ended = self._now()
+            legs.end(session, row, row.ended)
             log.info("deployment %d of image %s has ended after %.0f s", row.id, image.name, row.ended - row.created)
 
     def _reshape(self, session: Session, image: ImageRow) -> None:
@@ -198,10 +216,11 @@ class Deployments:
             hosts=[
                 DeploymentHost(
                     host=each.host, place=places.get(each.host, ""), state=each.state, done=each.done, total=each.total,
-                    error=each.error, seconds=None if each.ended is None else each.ended - row.created,
+                    sent=each.sent, error=each.error, seconds=None if each.ended is None else each.ended - row.created,
                 )
                 for each in (session.scalars(query) if hosts else ())
             ],
+            legs=legs.described(session, row) if hosts else [],
         )  # fmt: skip
 
 
@@ -224,23 +243,84 @@ def _hosts(session: Session, wanted: DeploymentRequest) -> list[HostRow]:
     return hosts
 
 
-def _first_state(host: HostRow, *, is_origin: bool) -> TransferState:
-    if is_origin:
+def _first_state(host: HostRow, origins: Collection[str]) -> TransferState:
+    if host.name in origins:
         return TransferState.WHOLE
     return TransferState.WAITING if host.state is HostState.ALIVE else TransferState.LOST
 
 
-def _task(session: Session, transfer: TransferRow, row: DeploymentRow, image: str) -> TransferTask:
+def _method(wanted: DeploymentRequest) -> Method:
+    """The method that is asked for, or chosen. Raises BadRequest."""
+    if wanted.method not in (*METHODS, "auto"):
+        raise BadRequest(f"there is no method {wanted.method!r}: auto, {', '.join(METHODS)} are allowed")
+    method = METHODS[chosen(wanted.method)]
+    if wanted.encrypt and not method.encrypts:
+        able = [name for name, each in METHODS.items() if each.encrypts]
+        raise BadRequest(f"the method {method.name} cannot encrypt; these can: {', '.join(able)}")
+    return method
+
+
+def _check_method(method: Method, image: ImageRow, hosts: Collection[HostRow]) -> None:
+    """Raises BadRequest."""
+    if not method.together:
+        return
+    if not image.digest.startswith(PROVEN):
+        raise BadRequest(
+            f"nothing proves what image {image.name} holds, since nobody has read all of it: the method {method.name}"
+            " needs that; publish the image with its digest, or use the method tree"
+        )
+    if not any(legs.can(host, method.name) for host in hosts):
+        raise BadRequest(f"none of these hosts has what the method {method.name} needs; see there: virtman doctor")
+
+
+def _transfers_of(session: Session, host: str) -> Sequence[tuple[TransferRow, DeploymentRow, str]]:
+    """What a host is to receive, or has received and may have to send on."""
+    seeds = [name for name, method in METHODS.items() if method.seeds]
+    is_seed = and_(
+        DeploymentRow.ended.is_(None), DeploymentRow.method.in_(seeds), TransferRow.state == TransferState.WHOLE
+    )
+    found = session.execute(
+        select(TransferRow, DeploymentRow, ImageRow.name)
+        .join(DeploymentRow, DeploymentRow.id == TransferRow.deployment_id)
+        .join(ImageRow, ImageRow.id == DeploymentRow.image_id)
+        .where(TransferRow.host == host, or_(TransferRow.ended.is_(None), is_seed))
+        .with_for_update(of=TransferRow)
+    )
+    return [(transfer, row, image) for transfer, row, image in found]
+
+
+def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: DeploymentRow, image: str) -> TransferTask:
+    method = METHODS[row.method]
+    if leg is not None and (leg.ended is not None or leg.source == transfer.host):
+        leg = None
+    begun = leg is not None and leg.started is not None
     return TransferTask(
         deployment=row.id,
         image=image,
         digest=row.digest,
-        method=row.method,
+        method=method.name if leg is not None or not method.together else "tree",
         keep_until=row.created + row.keep_s,
-        go=row.method != "unicast" or _has_turn(session, transfer, row),
+        go=begun if leg is not None else row.method != "unicast" or _has_turn(session, transfer, row),
         source=row.source,
+        terms=legs.terms(session, leg, transfer.attempt) if leg is not None and begun else None,
+        encrypt=bool(row.encrypt),
         limit=row.bytes_limit,
         cancelled=transfer.state is TransferState.CANCELLED,
+    )
+
+
+def _sender_task(session: Session, leg: LegRow, row: DeploymentRow) -> TransferTask:
+    return TransferTask(
+        deployment=row.id,
+        image=session.get_one(ImageRow, row.image_id).name,
+        digest=row.digest,
+        method=row.method,
+        keep_until=row.created + row.keep_s,
+        go=leg.started is not None,
+        sends=True,
+        terms=legs.terms(session, leg, leg.attempt) if leg.started is not None else None,
+        encrypt=bool(row.encrypt),
+        limit=row.bytes_limit,
     )
 
 

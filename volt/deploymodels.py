@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from volt.fields import MAX_INTEGER, Answer, Count, Name, Request, State, Where
+from volt.spans import MOST_RANGES
 
 Method = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,31}$", description="How an image travels")]
 
@@ -35,22 +36,49 @@ class TransferState(State):
 UNDER_WAY = (TransferState.WAITING, TransferState.READY, TransferState.FILLING)
 
 
+Span = Annotated[list[Count], Field(min_length=2, max_length=2, description="Where a range begins and ends, in bytes")]
+
+
 class TransferReport(Request):
-    """How far a host is in a deployment: ``done`` of ``total`` bytes are there."""
+    """How far a host is in a deployment: ``done`` of ``total`` bytes are there, and it has ``sent`` so many.
+
+    A host that is ready for a method by which hosts begin together says who it is for that method (``contact``), and
+    what it ``lacks``. ``attempt`` is new each time that it got ready: what it had agreed on before does not hold any
+    more. ``sends``: all of this is about what the host sends to others, and not about what it gets.
+    """
 
     deployment: Count
+    sends: bool = False
+    attempt: str = Field(default="", max_length=32)
+    contact: str = Field(default="", max_length=500)
+    lacks: list[Span] = Field(default_factory=list, max_length=MOST_RANGES)
+    sent: Count = 0
     state: TransferState = Field(strict=False)
     done: Count = 0
     total: Count = 0
     error: str = Field(default="", max_length=1000)
 
 
+class TransferTerms(Answer):
+    """What hosts that begin together have agreed on.
+
+    ``number``: of this leg of the deployment. ``ranges``: what travels. ``sender``, ``receivers``: their contacts.
+    ``attempt``: the one of the host that is told so, with which it is a part of this.
+    """
+
+    number: int
+    ranges: list[list[int]]
+    sender: str
+    receivers: list[str]
+    attempt: str
+
+
 class TransferTask(Answer):
     """What a host has to do in a deployment, as long as the answers to its heartbeats say so.
 
     It attaches the image, and keeps all of it until ``keep_until``, in seconds since 1970. It begins to read when
-    ``go`` says so. ``source``: the host that it reads from before all others, if the method wants that.
-    ``limit``: bytes a second.
+    ``go`` says so. ``source``: the host that it reads from before all others, if the method wants that. ``terms``: of
+    a method by which hosts begin together. ``sends``: it has the image, and sends it. ``limit``: bytes a second.
     ``cancelled``: it need not keep the image, unless all of the image is there already.
     """
 
@@ -61,6 +89,9 @@ class TransferTask(Answer):
     keep_until: float
     go: bool
     source: str = ""
+    sends: bool = False
+    terms: TransferTerms | None = None
+    encrypt: bool = False
     cancelled: bool = False
     limit: int | None = None
 
@@ -92,8 +123,21 @@ class DeploymentHost(Answer):
     state: TransferState
     done: int = 0
     total: int = 0
+    sent: int = 0
     error: str = ""
     seconds: float | None = None
+
+
+class DeploymentLeg(Answer):
+    """Hosts of a deployment that get the image together: who sends, and how many bytes that host has ``sent``.
+
+    ``begun``: seconds after the deployment was asked for; null if it did not begin.
+    """
+
+    source: str
+    sent: int
+    begun: float | None
+    ended: bool
 
 
 class Deployment(Answer):
@@ -116,6 +160,7 @@ class Deployment(Answer):
     ended: bool
     cancelled: bool
     hosts: list[DeploymentHost] = Field(default_factory=list)
+    legs: list[DeploymentLeg] = Field(default_factory=list)
 
 
 class DeploymentList(Answer):

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from volt.deploymodels import TransferReport, TransferTask
+from volt.deploymodels import Method, TransferReport, TransferTask
 from volt.fields import Address, Answer, Count, Digest, Name, Request, Size, State, Where
 
 
@@ -101,8 +101,8 @@ class HeartbeatRequest(Request):
     """``nodes``: all images that a host has a stack for. ``kept``: digests of retained data without a stack.
 
     ``needed``: further images that the host may need: it has records of them that it cannot use now.
-    ``address``, ``place``: the host's own, which replace those that Volt has. ``transfers``: how far the host is in
-    the deployments that it was told of.
+    ``address``, ``place``, ``methods``: the host's own, which replace those that Volt has; the last are those by which
+    it can send and receive whole images. ``transfers``: how far the host is in the deployments that it was told of.
     """
 
     nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
@@ -111,6 +111,7 @@ class HeartbeatRequest(Request):
     address: Address | None = None
     place: Where | None = None
     transfers: list[TransferReport] = Field(default_factory=list, max_length=1000)
+    methods: list[Method] = Field(default_factory=list, max_length=32)
 
 
 class BootSet(BaseModel):

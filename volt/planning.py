@@ -6,9 +6,36 @@ its way at once.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from volt.tree import depth
 
-METHODS = ("lazy", "tree", "unicast")
+
+@dataclass(frozen=True)
+class Method:
+    """A way for whole images. ``together``: its hosts begin together, and each needs a driver (drivers/transfer).
+
+    ``seeds``: who receives sends as well, and goes on with that until all hosts have all of it. ``encrypts``: nobody
+    else can read it, if that is asked for.
+    """
+
+    name: str
+    together: bool = False
+    seeds: bool = False
+    encrypts: bool = True
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("lazy"),
+        Method("tree"),
+        Method("unicast"),
+        Method("bittorrent", together=True, seeds=True, encrypts=False),
+        Method("udpcast", together=True, encrypts=False),
+        Method("uftp", together=True),
+    )
+}
 
 RATE = 110e6
 """Bytes a second of a network card of 1 Gbit/s, less what its protocols take."""

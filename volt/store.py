@@ -45,6 +45,7 @@ class HostRow(Base):
     """A registered host. ``last_seen``: seconds since the epoch. ``lease_s``: the lease it was told last, if any.
 
     ``agent``: the id of the agent that has the name, empty if that agent has told none. ``place``: its site and rack.
+    ``methods``: the words of those by which it can send and receive whole images.
     """
 
     __tablename__ = "hosts"
@@ -56,6 +57,7 @@ class HostRow(Base):
     lease_s: Mapped[float | None] = mapped_column(sa.Float(53))
     agent: Mapped[str] = mapped_column(sa.String(32), default="")
     place: Mapped[str] = mapped_column(PLACE, default="")
+    methods: Mapped[str] = mapped_column(sa.String(1100), default="")
 
 
 class ImageRow(Base):
@@ -114,8 +116,33 @@ class DeploymentRow(Base):
     cancelled: Mapped[bool] = mapped_column(default=False)
 
 
+class LegRow(Base):
+    """The hosts of one site that get an image together, and who sends (volt/legs.py). Times in seconds.
+
+    ``offered``: since when the source is ready, with this ``contact`` and ``attempt``. ``ranges``: JSON.
+    """
+
+    __tablename__ = "legs"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    deployment_id: Mapped[int] = mapped_column(sa.ForeignKey("deployments.id"), index=True)
+    source: Mapped[str] = mapped_column(NAME)
+    attempt: Mapped[str] = mapped_column(sa.String(32), default="")
+    contact: Mapped[str] = mapped_column(sa.String(500), default="")
+    offered: Mapped[float | None] = mapped_column(sa.Float(53))
+    started: Mapped[float | None] = mapped_column(sa.Float(53))
+    ended: Mapped[float | None] = mapped_column(sa.Float(53))
+    ranges: Mapped[str] = mapped_column(sa.Text, default="[]")
+    sent: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+
+    __table_args__ = (sa.Index("ix_legs_ended_source", "ended", "source"),)
+
+
 class TransferRow(Base):
-    """A host of a deployment. ``number``: its turn. ``ended``: when it said so; until then it is told what to do."""
+    """A host of a deployment. ``number``: its turn. ``ended``: when it said so; until then it is told what to do.
+
+    ``leg_id``: that in which it gets the image, if not from the tree. ``lacks``: JSON of what it lacked then.
+    """
 
     __tablename__ = "transfers"
 
@@ -125,7 +152,12 @@ class TransferRow(Base):
     state: Mapped[TransferState] = mapped_column(_words(TransferState))
     done: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     total: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    sent: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     error: Mapped[str] = mapped_column(sa.Text, default="")
+    leg_id: Mapped[int | None] = mapped_column(sa.ForeignKey("legs.id"), index=True)
+    attempt: Mapped[str] = mapped_column(sa.String(32), default="")
+    contact: Mapped[str] = mapped_column(sa.String(500), default="")
+    lacks: Mapped[str] = mapped_column(sa.Text, default="[]")
     ended: Mapped[float | None] = mapped_column(sa.Float(53))
 
     __table_args__ = (sa.Index("ix_transfers_ended_host", "ended", "host"),)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from drivers.base import Image, ImageSource, Place, Range
+from drivers.base import Image, Place, Range, Taken
 from drivers.needs import Needs
 
 
@@ -32,6 +32,16 @@ class Terms:
     encrypt: bool = False
 
 
+class Content(Protocol):
+    """What a method uses of an ``ImageSource``, which describes the calls."""
+
+    def lacking(self, image: Image) -> Sequence[Range]: ...
+
+    def put(self, image: Image, ranges: Sequence[Range], file: int) -> Taken: ...
+
+    def get(self, image: Image, ranges: Sequence[Range], file: int) -> None: ...
+
+
 class Transfer(Protocol):
     """One host's part in one transfer. All calls but ``stop`` and ``sent_bytes`` come from one thread.
 
@@ -44,7 +54,7 @@ class Transfer(Protocol):
     encrypts: ClassVar[bool]
     """Whether it can do so that nobody else may read it."""
 
-    def __init__(self, place: Place, source: ImageSource, image: Image) -> None: ...
+    def __init__(self, place: Place, source: Content, image: Image) -> None: ...
 
     def offer(self) -> str:
         """Get ready to send. Returns what receivers have to know: this host's contact, at most 500 characters."""

@@ -67,6 +67,8 @@ class VoltDouble:
         """What the host is told to do in deployments."""
         self.transfers: list[TransferReport] = []
         """How far it was in them at the last heartbeat."""
+        self.methods: list[str] = []
+        """By which it can get whole images, as it said at the last heartbeat."""
         self.locations: dict[str, str] = {}
         """By host, its site and rack."""
         self._revision = 0
@@ -124,6 +126,7 @@ class VoltDouble:
         address: str | None = None,
         place: str | None = None,
         transfers: Sequence[TransferReport] = (),
+        methods: Sequence[str] = (),
         *,
         agent: str = "",
     ) -> HeartbeatAnswer:
@@ -133,7 +136,7 @@ class VoltDouble:
             self.hosts[host] = address
         self._note_place(host, place)
         self.beats.append(list(nodes))
-        self.transfers = list(transfers)
+        self.transfers, self.methods = list(transfers), list(methods)
         self.needed = list(needed)
         wanted = {image.digest for image in self.images.values() if not image.withdrawn}
         reported = {node.image: node.revision for node in nodes}

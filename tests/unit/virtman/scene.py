@@ -11,12 +11,13 @@ from typing import TypeVar
 
 from testtools import TestCase
 
-from drivers.base import Image
+from drivers.base import Image, Place
 from drivers.digests import draw
 from drivers.errors import DriverError
 from drivers.host import space
 from tests.doubles.drivers import DevicesDouble, Host, SnapshotDouble, blocks_of, number_in, source_over
 from tests.doubles.machines import MachinesDouble
+from tests.doubles.transfer import ContentDouble, TransferDouble
 from tests.doubles.volt import VoltDouble, digest_of, link_to
 from tests.patience import wait_until
 from virtman.devices import Devices
@@ -26,6 +27,7 @@ from virtman.inplace import to_publish
 from virtman.kinds import IMAGE_KINDS, VM_KINDS
 from virtman.records import Boot, DeviceRecord, ImageRecord, InPlace, Record, RecordStore, Role, VmRecord
 from virtman.stacks import Stacks
+from virtman.transferring import Transfers
 from virtman.upkeep import Upkeep
 from virtman.vms import Vms
 from virtman.workqueue import WorkQueue
@@ -113,6 +115,9 @@ class Scene:
             self.vm_shelf, SnapshotDouble(self.host), self.machines, self.stacks, VM_KINDS, self.moment,
             clock=lambda: NOW, opened=blocks_of(self.host),
         )  # fmt: skip
+        self.transfers = Transfers(
+            Place(self.folder, self.folder), ContentDouble(), {"udpcast": TransferDouble}, self._count_change
+        )
         self.device_shelf = SmallShelf(self.folder / "records" / "devices", DeviceRecord, self.room)
         self.devices = Devices(
             self.device_shelf, DevicesDouble(self.host), "no volumes", self.moment, number_in=number_in
@@ -145,7 +150,7 @@ class Scene:
 
     def repair(self) -> None:
         """What an agent does when it starts, until nothing can be done at once. Raises VirtmanError."""
-        upkeep = Upkeep(self.stacks, self.vms, None, self.devices, math.inf)
+        upkeep = Upkeep(self.stacks, self.vms, None, self.devices, self.transfers, math.inf)
         self.released = upkeep.released
         upkeep.queue.start()
         try:

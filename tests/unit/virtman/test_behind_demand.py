@@ -158,7 +158,7 @@ class CutOffTest(CutOff):
 
     def hydrate_and_fill(self, scene: Scene) -> None:
         self.hydrate(scene)
-        upkeep = Upkeep(scene.stacks, scene.vms, None, scene.devices, GRACE)
+        upkeep = Upkeep(scene.stacks, scene.vms, None, scene.devices, scene.transfers, GRACE)
         upkeep.queue.start()
         upkeep.tend_all()
         await_quiet(upkeep.queue)

@@ -8,26 +8,30 @@ from typing import Any
 
 from drivers.base import Filled, Image, Range
 from drivers.errors import DriverError, NoSpace
+from drivers.transfer.contract import Terms
 from tests.doubles.drivers import SourceDouble
+from tests.doubles.transfer import TransferDouble
 from tests.doubles.volt import digest_of
+from tests.patience import wait_until
 from tests.unit.virtman.scene import MIB, damage
 from tests.unit.virtman.test_upkeep import UpkeepTest
 from virtman import hydrating, origins, serving
 from virtman.records import ImageRecord
 from volt.client import TransferReport, TransferState, TransferTask
 
+HALF = MIB // 2
 WHOLE = [Range(0, MIB)]
 SOON = 3600.0
 """Seconds from now on that tests have a host keep an image."""
 
 
-class DeployingTest(UpkeepTest):
+class DeployingCase(UpkeepTest):
     def setUp(self) -> None:
         super().setUp()
         self.volt.offer("debian")
         self.keep_until = time.time() + SOON
 
-    def task(self, number: int = 1, **more: object) -> TransferTask:
+    def task(self, number: int = 1, **more: Any) -> TransferTask:
         fields = {"image": "debian", "digest": digest_of("debian"), "method": "tree", "go": True}
         fields |= {"deployment": number, "keep_until": self.keep_until, **more}
         return TransferTask.model_validate(fields)
@@ -48,6 +52,8 @@ class DeployingTest(UpkeepTest):
     def fill_all(self) -> None:
         self.host.filled["debian"] = Filled(done=MIB, whole=True)
 
+
+class DeployingTest(DeployingCase):
     def test_the_image_is_attached_kept_until_then_and_filled_and_volt_hears_how_far_that_is(self) -> None:
         task = self.task()
         self.volt.tasks = [task]
@@ -176,3 +182,105 @@ class DeployingTest(UpkeepTest):
         hydrating.begin(self.scene.stacks, "debian")
         self.told(self.task(4))
         self.assertEqual((True, None), (self.record().hydrate, self.record().hydrate_until))
+
+
+class TogetherTest(DeployingCase):
+    """By a method by which hosts begin together."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(TransferDouble, "made", [])
+        self.addCleanup(self.upkeep.deployments.transfers.stop)
+
+    def udpcast(self, *, go: bool = False, **more: Any) -> TransferTask:
+        return self.task(method="udpcast", go=go, **more)
+
+    def begun(self, report: TransferReport, **more: Any) -> TransferTask:
+        """Volt says that the hosts begin with what was reported."""
+        terms = {"number": 7, "ranges": [[HALF, MIB]], "sender": "s", "receivers": ["r"], "attempt": report.attempt}
+        return self.udpcast(go=True, terms=terms, **more)
+
+    def wait_state(self, state: TransferState, *tasks: TransferTask) -> TransferReport:
+        """What the host says as soon as it is that far."""
+        wait_until(lambda: self.state(*tasks) == state, f"it is {state}")
+        [report] = self.upkeep.deployments.reports()
+        return report
+
+    def ready(self, **more: Any) -> TransferReport:
+        return self.wait_state(TransferState.READY, self.udpcast(**more))
+
+    def test_it_tells_what_it_lacks_and_receives_when_all_begin_and_then_reads_the_rest(self) -> None:
+        report = self.ready(limit=1000)
+        self.assertEqual(("a receiver", [[HALF, MIB]]), (report.contact, report.lacks))
+        [report] = self.told(self.begun(report))
+        [transfer] = TransferDouble.made
+        wait_until(transfer.begun.is_set)
+        self.assertEqual(Terms(7, [Range(HALF, HALF)], "s", ["r"], 1000), transfer.terms)
+        self.assertEqual((TransferState.FILLING, HALF), (report.state, report.done))
+        self.assertNotIn("debian", self.host.filling)
+        transfer.end()
+        wait_until(lambda: self.told(self.begun(report)) and "debian" in self.host.filling, "the rest is read")
+        [report] = self.upkeep.deployments.reports()
+        self.assertEqual((TransferState.FILLING, MIB, ""), (report.state, report.done, report.error))
+        self.fill_all()
+        self.assertEqual("whole", self.state(self.begun(report)))
+        self.told()
+        self.assertTrue(transfer.stopped)
+
+    def test_what_fails_is_told_and_the_rest_is_read(self) -> None:
+        report = self.ready()
+        self.told(self.begun(report))
+        TransferDouble.made[-1].end("nobody sends")
+        wait_until(lambda: self.told(self.begun(report)) and "debian" in self.host.filling, "the rest is read")
+        self.assertEqual("nobody sends", self.told(self.begun(report))[0].error)
+
+    def test_who_cannot_get_ready_says_so_and_holds_nobody_up(self) -> None:
+        self.patch(TransferDouble, "trouble", "no address")
+        report = self.ready()
+        self.assertEqual(("", "no address"), (report.contact, report.error))
+        self.told(self.task(method="tree"))
+        self.assertEqual(WHOLE, self.host.filling["debian"])
+
+    def test_who_got_ready_again_is_no_part_of_what_was_agreed_on(self) -> None:
+        report = self.ready()
+        self.told()
+        again = self.ready()
+        self.assertNotEqual(report.attempt, again.attempt)
+        self.told(self.begun(report))
+        self.assertEqual((True, None), (TransferDouble.made[0].stopped, TransferDouble.made[1].terms))
+        self.told(self.task(method="tree"))
+        self.assertEqual((True, WHOLE), (TransferDouble.made[1].stopped, self.host.filling["debian"]))
+
+    def test_an_origin_sends_and_says_how_that_ended(self) -> None:
+        image = self.scene.put_content("mine")
+        origins.add_origin(self.scene.stacks, image)
+        more: dict[str, Any] = {"image": "mine", "digest": image.digest, "sends": True}
+        report = self.wait_state(TransferState.READY, self.udpcast(**more))
+        self.assertEqual((True, "the sender"), (report.sends, report.contact))
+        self.wait_state(TransferState.FILLING, self.begun(report, **more))
+        TransferDouble.made[-1].end()
+        report = self.wait_state(TransferState.WHOLE, self.begun(report, **more))
+        self.assertEqual(HALF, report.sent)
+        self.told()
+        report = self.wait_state(TransferState.READY, self.udpcast(**more))
+        TransferDouble.made[-1].end("it broke")
+        self.assertEqual("it broke", self.wait_state(TransferState.FAILED, self.begun(report, **more)).error)
+
+    def test_who_has_not_the_image_does_not_send_it(self) -> None:
+        tasks: tuple[dict[str, Any], ...] = ({"image": "none"}, {"digest": digest_of("other")})
+        for more in tasks:
+            self.told()
+            report = self.wait_state(TransferState.FAILED, self.udpcast(sends=True, **more))
+            self.assertIn("has not the content", report.error)
+
+    def test_a_cancelled_one_ends_what_runs(self) -> None:
+        report = self.ready()
+        self.told(self.begun(report))
+        self.assertEqual("cancelled", self.state(self.begun(report, cancelled=True)))
+        self.assertTrue(TransferDouble.made[-1].stopped)
+
+    def test_what_a_killed_agent_left_is_deleted(self) -> None:
+        left = self.scene.folder / "transfer" / "udpcast-1"
+        left.mkdir(parents=True)
+        self.upkeep.deployments.transfers.clean()
+        self.assertFalse(left.exists())

@@ -50,10 +50,15 @@ class UpkeepTest(TestCase):
 
     def use(self, group: VolumesDouble | None) -> None:
         """Look after the host, whose cache has volumes if ``group`` is given."""
-        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, group, self.scene.devices, GRACE, self.clock)
+        self.upkeep = self.make(group)
         self.scene.released = self.upkeep.released
         self.upkeep.queue.start()
         self.addCleanup(self.upkeep.queue.stop)
+
+    def make(self, group: VolumesDouble | None) -> Upkeep:
+        """An agent's upkeep, which is not started."""
+        parts = (self.scene.stacks, self.scene.vms, group, self.scene.devices, self.scene.transfers)
+        return Upkeep(*parts, GRACE, self.clock)
 
     def attached(self, name: str = "debian", digest: str = "") -> ImageRecord:
         self.volt.offer(name, digest=digest)
@@ -545,7 +550,7 @@ class WithdrawnTest(UpkeepTest):
         self.attached()
         hosting.remove_if_idle(self.scene.stacks, "debian")
         self.settle()
-        self.upkeep = Upkeep(self.scene.stacks, self.scene.vms, None, self.scene.devices, GRACE, self.clock)
+        self.upkeep = self.make(None)
         self.addCleanup(self.upkeep.queue.stop)
         self.upkeep.start()
         self.settle()

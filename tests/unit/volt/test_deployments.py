@@ -6,12 +6,13 @@ from tests.doubles.servers import serve_app
 from tests.unit.volt.test_coordinator import CoordinatorCase
 from volt.api import create_app
 from volt.client import NodeReport, VoltClient
-from volt.deploymodels import Deployment, DeploymentRequest, TransferReport, TransferState, TransferTask
+from volt.deploymodels import Deployment, DeploymentRequest, TransferReport, TransferState, TransferTask, TransferTerms
 from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageUnknown, ImageWithdrawn
+from volt.legs import SHORTEST_WAIT
 from volt.models import ImageTree
 from volt.planning import LONGEST_CHAIN
 
-WHOLE, FILLING, FAILED = TransferState.WHOLE, TransferState.FILLING, TransferState.FAILED
+READY, FILLING, WHOLE, FAILED = (TransferState.READY, TransferState.FILLING, TransferState.WHOLE, TransferState.FAILED)
 
 
 class DeploymentCase(CoordinatorCase):
@@ -206,6 +207,183 @@ class ShapeTest(DeploymentCase):
         self.deploy("h1", "h2", "h3")
         self.deploy("h1", image="large", method="lazy")
         self.assertEqual([2, 2], [self.volt.tree(image).fanout for image in ("image", "large")])
+
+
+class LegsTest(DeploymentCase):
+    """By methods by which hosts begin together."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.methods: dict[str, list[str]] = {}
+        self.publish("proven", "origin", "blake3-64k:1")
+        self.can("udpcast", "origin", "h1", "h2", "h3")
+
+    def can(self, method: str, *hosts: str) -> None:
+        for host in hosts:
+            self.methods.setdefault(host, []).append(method)
+            self.hear(host)
+
+    def hear(self, host: str, *reports: TransferReport) -> list[TransferTask]:
+        return self.volt.heartbeat(host, [], transfers=reports, methods=self.methods.get(host, [])).transfers
+
+    def say(self, host: str, state: TransferState, **more: object) -> list[TransferTask]:
+        """What a host says of the first deployment, and what it is told then."""
+        return self.hear(host, TransferReport.model_validate({"deployment": 1, "state": state, **more}))
+
+    def ready(self, host: str, attempt: str = "1", **more: object) -> list[TransferTask]:
+        return self.say(host, READY, attempt=attempt, contact=f"contact of {host}", **more)
+
+    def terms(self, host: str) -> TransferTerms:
+        """With what a host begins."""
+        [task] = self.hear(host)
+        assert task.terms is not None
+        return task.terms
+
+    def offer(self, host: str = "origin") -> list[TransferTask]:
+        return self.ready(host, sends=True)
+
+    def told(self, host: str) -> list[tuple[str, bool]]:
+        return [(task.method, task.go) for task in self.hear(host)]
+
+    def udpcast(self, *hosts: str, method: str = "udpcast", **more: object) -> Deployment:
+        return self.deploy(*hosts, image="proven", method=method, **more)
+
+    def test_all_begin_when_all_are_ready_with_what_any_of_them_lacks(self) -> None:
+        self.udpcast("h1", "h2", limit=1000)
+        self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
+        self.assertEqual([True, False], [self.hear(host)[0].sends for host in ("origin", "h1")])
+        self.ready("h1", lacks=[[0, 10], [30, 40]])
+        self.offer()
+        self.assertEqual([("udpcast", False)], self.told("h1"))
+        self.ready("h2", lacks=[[5, 20]])
+        terms = self.terms("origin")
+        self.assertEqual(([[0, 20], [30, 40]], "contact of origin"), (terms.ranges, terms.sender))
+        self.assertEqual((["contact of h1", "contact of h2"], terms), (terms.receivers, self.terms("h2")))
+        self.assertEqual([(True, 1000)], [(task.go, task.limit) for task in self.hear("h2")])
+        self.say("origin", FILLING, sends=True, attempt="1", sent=5)
+        for host in ("h1", "h2"):
+            self.assertEqual([], self.say(host, WHOLE, attempt="1"))
+        shown = self.volt.deployments.one(1)
+        self.assertEqual(
+            (True, [("origin", 5, True)]), (shown.ended, [(x.source, x.sent, x.ended) for x in shown.legs])
+        )
+        self.assertEqual([], self.hear("origin"))
+
+    def test_who_is_not_ready_in_time_takes_the_tree(self) -> None:
+        self.udpcast("h1", "h2")
+        self.offer()
+        self.ready("h1")
+        self.pass_time(int(SHORTEST_WAIT))
+        self.ready("h1")
+        self.assertEqual([[("udpcast", True)], [("tree", True)]], [self.told(host) for host in ("h1", "h2")])
+
+    def test_who_cannot_get_ready_is_not_waited_for(self) -> None:
+        self.udpcast("h1", "h2")
+        self.offer()
+        self.say("h1", READY, attempt="1", error="no address")
+        self.ready("h2")
+        self.assertEqual([[("tree", True)], [("udpcast", True)]], [self.told(host) for host in ("h1", "h2")])
+
+    def test_hosts_without_the_method_take_the_tree(self) -> None:
+        self.methods["h2"] = []
+        self.hear("h2")
+        self.udpcast("h1", "h2")
+        self.assertEqual([[("udpcast", False)], [("tree", True)]], [self.told(host) for host in ("h1", "h2")])
+
+    def test_who_starts_again_after_all_have_begun_takes_the_tree(self) -> None:
+        self.udpcast("h1", "h2")
+        self.ready("h1")
+        self.ready("h1", "2")  # it may as often as it likes before
+        self.ready("h2")
+        self.offer()
+        self.assertEqual(("2", True), (self.terms("h1").attempt, self.hear("h1")[0].go))
+        self.assertEqual([("tree", True)], [(task.method, task.go) for task in self.ready("h1", "3")])
+        self.assertEqual([("udpcast", True)], self.told("h2"))
+        self.ready("origin", "2", sends=True)
+        self.assertEqual([[("tree", True)], []], [self.told(host) for host in ("h2", "origin")])
+
+    def test_a_sender_that_ends_ends_it_for_all(self) -> None:
+        for number, state in enumerate((WHOLE, FAILED), start=1):
+            self.udpcast("h1")
+            more = {"deployment": number, "attempt": "1", "contact": "c"}
+            for host, sends in (("origin", True), ("h1", False)):
+                self.hear(host, TransferReport.model_validate({"state": READY, "sends": sends, **more}))
+            self.assertEqual([("udpcast", True)], self.told("h1"))
+            self.hear("origin", TransferReport.model_validate({"state": state, "sends": True, **more}))
+            self.assertEqual(([("tree", True)], []), (self.told("h1"), self.told("origin")))
+            self.volt.deployments.cancel(number)
+            self.hear("h1", TransferReport(deployment=number, state=TransferState.CANCELLED))
+
+    def test_a_lost_sender_is_replaced_before_and_not_afterwards(self) -> None:
+        self.udpcast("h1", "h2", "h3")
+        for host in ("h1", "h2", "h3"):
+            self.ready(host)
+        self.lease_runs_out("h1", "h2", "h3")
+        self.volt.leases.expire()
+        self.assertEqual([("tree", True)], self.told("h1"))  # until it has all of the image
+        self.say("h1", WHOLE)
+        self.assertEqual([True], [task.sends for task in self.hear("h1")])
+        self.offer("h1")
+        self.assertEqual([("udpcast", True)], self.told("h2"))
+        self.lease_runs_out("h2", "h3")
+        self.volt.leases.expire()
+        self.assertEqual([[("tree", True)]] * 2, [self.told(host) for host in ("h2", "h3")])
+
+    def test_each_site_has_a_sender_of_its_own(self) -> None:
+        self.host("h4")
+        self.can("udpcast", "h4")
+        places = {"origin": "here/1", "h1": "here/2", "h2": "there/1", "h3": "there/2", "h4": "far"}
+        for host, place in places.items():
+            self.volt.register(host, f"unix:///run/{host}", place)
+        self.udpcast("h1", "h2", "h3", "h4")
+        told = {host: self.told(host) for host in places}
+        together, tree = [("udpcast", False)], [("tree", True)]
+        self.assertEqual({"origin": together, "h1": together, "h2": tree, "h3": together, "h4": tree}, told)
+        self.ready("h1")
+        self.offer()
+        self.assertEqual(([("udpcast", True)], together), (self.told("h1"), self.told("h3")))
+        self.say("h2", WHOLE)
+        self.offer("h2")
+        self.ready("h3")
+        self.assertEqual([("udpcast", True)], self.told("h3"))
+        self.assertEqual(["origin", "h2"], [leg.source for leg in self.volt.deployments.one(1).legs])
+
+    def test_who_has_all_of_it_sends(self) -> None:
+        self.volt.join("proven", "h2")
+        self.volt.heartbeat("h2", [NodeReport(image="proven", revision=0, whole=True)], methods=["udpcast"])
+        self.methods["origin"] = []
+        self.hear("origin")
+        self.udpcast("h1", "h2", "h3")
+        self.assertEqual("h2", self.volt.deployments.one(1).legs[0].source)
+
+    def test_seeds_go_on_until_all_have_all_of_it(self) -> None:
+        self.can("bittorrent", "origin", "h1", "h2")
+        self.udpcast("h1", "h2", method="bittorrent")
+        self.offer()
+        self.ready("h1")
+        self.ready("h2")
+        self.say("h1", WHOLE, attempt="1")
+        self.assertEqual([("bittorrent", True)], self.told("h1"))
+        self.say("h1", WHOLE, attempt="1", sent=7)
+        self.say("h2", WHOLE, attempt="1")
+        self.assertEqual([[]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
+        self.assertEqual([7, 0], [host.sent for host in self.volt.deployments.one(1).hosts])
+
+    def test_a_cancelled_one_has_nobody_send(self) -> None:
+        self.udpcast("h1")
+        self.volt.deployments.cancel(1)
+        self.assertEqual([], self.told("origin"))
+
+    def test_what_cannot_be_is_refused(self) -> None:
+        self.host("h5")
+        for said, more in (
+            ("none of these hosts", {"hosts": ["h5"]}),
+            ("cannot encrypt", {"hosts": ["h1"], "encrypt": True}),
+            ("nothing proves", {"hosts": ["h1"], "image": "image"}),
+        ):
+            wanted = DeploymentRequest.model_validate({"image": "proven", "method": "udpcast", **more})
+            self.assertIn(said, str(self.assertRaises(BadRequest, self.volt.deployments.create, wanted)))
+        self.assertEqual([], self.volt.deployments.all())
 
 
 class HttpTest(DeploymentCase):

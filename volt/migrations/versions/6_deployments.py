@@ -28,6 +28,21 @@ def upgrade() -> None:
         sa.Column("ended", sa.Float(53)),
         sa.Column("cancelled", sa.Boolean, nullable=False),
     )
+    op.add_column("hosts", sa.Column("methods", sa.String(1100), nullable=False, server_default=""))
+    op.create_table(
+        "legs",
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("deployment_id", sa.Integer, sa.ForeignKey("deployments.id"), nullable=False, index=True),
+        sa.Column("source", sa.String(63), nullable=False),
+        sa.Column("attempt", sa.String(32), nullable=False),
+        sa.Column("contact", sa.String(500), nullable=False),
+        sa.Column("offered", sa.Float(53)),
+        sa.Column("started", sa.Float(53)),
+        sa.Column("ended", sa.Float(53)),
+        sa.Column("ranges", sa.Text, nullable=False),
+        sa.Column("sent", sa.BigInteger, nullable=False),
+        sa.Index("ix_legs_ended_source", "ended", "source"),
+    )
     op.create_table(
         "transfers",
         sa.Column("deployment_id", sa.Integer, sa.ForeignKey("deployments.id"), primary_key=True),
@@ -36,7 +51,12 @@ def upgrade() -> None:
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("done", sa.BigInteger, nullable=False),
         sa.Column("total", sa.BigInteger, nullable=False),
+        sa.Column("sent", sa.BigInteger, nullable=False),
         sa.Column("error", sa.Text, nullable=False),
+        sa.Column("leg_id", sa.Integer, sa.ForeignKey("legs.id"), index=True),
+        sa.Column("attempt", sa.String(32), nullable=False),
+        sa.Column("contact", sa.String(500), nullable=False),
+        sa.Column("lacks", sa.Text, nullable=False),
         sa.Column("ended", sa.Float(53)),
         sa.Index("ix_transfers_ended_host", "ended", "host"),
     )

@@ -1,0 +1,212 @@
+"""Legs of a deployment: a host that sends, and the hosts of its site that receive, begin together.
+
+An image crosses the links between sites by the tree: in a site without an origin one host, its *pool node*, gets all of
+the image first, and then sends. A leg begins when its sender and all its receivers are ready, or when they have been
+waited for long enough. Who comes later, and what does not arrive, takes the tree. So a leg is tried once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.orm import Session
+
+from volt.deploymodels import (
+    UNDER_WAY,
+    DeploymentLeg,
+    TransferReport,
+    TransferState,
+    TransferTerms,
+)
+from volt.models import HostState
+from volt.planning import METHODS
+from volt.spans import united
+from volt.store import DeploymentRow, HostRow, LegRow, TransferRow, node_table
+
+log = logging.getLogger(__name__)
+
+SHORTEST_WAIT = 10.0
+"""Seconds that receivers have to get ready since their sender has, at least."""
+
+MOST_CONTACTS = 64
+"""Receivers that each host is told of. A swarm finds the others by these."""
+
+
+def plan(session: Session, deployment: DeploymentRow, hosts: Collection[HostRow]) -> int:
+    """Give the hosts that have to receive a leg of their site. Returns how many legs there are."""
+    sites: dict[str, list[HostRow]] = {}
+    for host in hosts:
+        if can(host, deployment.method):
+            sites.setdefault(_site(host), []).append(host)
+    holders = {_site(host): host.name for host in _holders(session, deployment)}
+    legs = 0
+    for site, able in sites.items():
+        source = holders.get(site, able[0].name)
+        receivers = [host.name for host in able if host.name != source]
+        if not receivers:
+            continue
+        leg = LegRow(deployment_id=deployment.id, source=source)
+        session.add(leg)
+        session.flush()
+        here = (TransferRow.deployment_id == deployment.id, TransferRow.host.in_([*receivers, source]))
+        session.execute(update(TransferRow).where(*here).values(leg_id=leg.id))
+        legs += 1
+    return legs
+
+
+def can(host: HostRow, method: str) -> bool:
+    """Whether a host has what a method needs."""
+    return method in host.methods.split()
+
+
+def _site(host: HostRow) -> str:
+    return host.place.partition("/")[0]
+
+
+def _holders(session: Session, deployment: DeploymentRow) -> list[HostRow]:
+    """Live hosts that have all of the image and the method, the first origin last."""
+    n = node_table.c
+    query = select(HostRow).join(node_table, n.host == HostRow.name).order_by(n.slot.desc(), HostRow.name)
+    query = query.where(n.image_id == deployment.image_id, or_(n.slot <= 0, n.whole), HostRow.state == HostState.ALIVE)
+    return [host for host in reversed(session.scalars(query).all()) if can(host, deployment.method)]
+
+
+# What hosts say
+
+
+def note_receiver(transfer: TransferRow, leg: LegRow, report: TransferReport) -> bool:
+    """A host of a leg says how ready it is. Returns whether that is news."""
+    if transfer.attempt == report.attempt:
+        return False
+    if leg.started is not None:
+        transfer.leg_id = None  # what it had agreed on is lost
+        return True
+    transfer.attempt, transfer.contact = report.attempt, report.contact
+    transfer.lacks = json.dumps(report.lacks)
+    return True
+
+
+def note_sender(leg: LegRow, report: TransferReport, now: float) -> bool:
+    """The sender of a leg says how far it is. Returns whether that is news."""
+    leg.sent = report.sent
+    if report.state in (TransferState.WHOLE, TransferState.FAILED, TransferState.CANCELLED):
+        log.info("leg %d of deployment %d: %s has sent all, or fails: %s", leg.id, leg.deployment_id, leg.source,
+                 report.error or "all")  # fmt: skip
+        leg.ended = now
+    elif report.attempt and leg.attempt != report.attempt:
+        if leg.started is not None:
+            leg.ended = now  # its agent started again
+        leg.attempt, leg.contact, leg.offered = report.attempt, report.contact, now
+    else:
+        return False
+    return True
+
+
+def is_late(leg: LegRow, now: float) -> bool:
+    """Whether a leg may have waited long enough for receivers that are not ready."""
+    return leg.started is None and leg.offered is not None and now - leg.offered >= SHORTEST_WAIT
+
+
+def goes_on(leg: LegRow, deployment: DeploymentRow, host: str) -> bool:
+    """Whether a host that has all of the image goes on to send it in a leg, besides the leg's sender."""
+    return METHODS[deployment.method].seeds and leg.ended is None and leg.source != host
+
+
+def of_sender(session: Session, host: str) -> list[LegRow]:
+    """The legs in which a host is to send now: it has all of the image."""
+    own = select(TransferRow.deployment_id).where(TransferRow.host == host, TransferRow.state.in_(UNDER_WAY))
+    query = select(LegRow).where(LegRow.source == host, LegRow.ended.is_(None), LegRow.deployment_id.not_in(own))
+    return list(session.scalars(query.order_by(LegRow.id).with_for_update()))
+
+
+def sent_by(session: Session, hosts: Collection[str]) -> list[int]:
+    """The deployments in which these hosts are to send."""
+    query = select(LegRow.deployment_id).where(LegRow.source.in_(hosts), LegRow.ended.is_(None))
+    return list(session.scalars(query.distinct()))
+
+
+# What becomes of it
+
+
+def advance(session: Session, deployment: DeploymentRow, now: float, patience: float) -> None:
+    """Begin the legs of a deployment that can begin, and end those that are over. ``patience``: see ``SHORTEST_WAIT``.
+
+    The caller has locked the deployment.
+    """
+    query = select(LegRow).where(LegRow.deployment_id == deployment.id, LegRow.ended.is_(None))
+    for leg in session.scalars(query.order_by(LegRow.id).with_for_update()).all():
+        receivers = _receivers(session, leg)
+        if not receivers:
+            leg.ended = now
+        elif not _is_alive(session, leg.source):
+            _replace(leg, receivers, now)
+        elif leg.started is None and leg.offered is not None:
+            waiting = [each for each in receivers if each.state is TransferState.WAITING]
+            if not waiting or now - leg.offered >= max(SHORTEST_WAIT, patience):
+                _begin(leg, receivers, now)
+    session.flush()
+
+
+def end(session: Session, deployment: DeploymentRow, now: float) -> None:
+    """End the legs of a deployment."""
+    here = (LegRow.deployment_id == deployment.id, LegRow.ended.is_(None))
+    session.execute(update(LegRow).where(*here).values(ended=now))
+
+
+def _receivers(session: Session, leg: LegRow) -> list[TransferRow]:
+    here = (TransferRow.leg_id == leg.id, TransferRow.host != leg.source, TransferRow.state.in_(UNDER_WAY))
+    return list(session.scalars(select(TransferRow).where(*here).order_by(TransferRow.number).with_for_update()))
+
+
+def _is_alive(session: Session, host: str) -> bool:
+    state = session.scalar(select(HostRow.state).where(HostRow.name == host))
+    return state is HostState.ALIVE
+
+
+def _replace(leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:
+    """The sender is lost. Another host sends, unless the leg has begun or no two hosts are left."""
+    log.warning("leg %d of deployment %d: the sender %s is lost", leg.id, leg.deployment_id, leg.source)
+    if leg.started is not None or len(receivers) < 2:
+        leg.ended = now
+        return
+    leg.source, leg.attempt, leg.contact, leg.offered = receivers[0].host, "", "", None
+
+
+def _begin(leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:
+    """Those that are ready receive together; the others take the tree."""
+    ready = [each for each in receivers if each.contact]
+    for each in receivers:
+        if each not in ready:
+            each.leg_id = None
+    if not ready:
+        leg.ended = now
+        return
+    leg.started, leg.ranges = now, json.dumps(united(json.loads(each.lacks) for each in ready))
+    log.info("leg %d of deployment %d begins: %s to %d hosts", leg.id, leg.deployment_id, leg.source, len(ready))
+
+
+# What hosts are told
+
+
+def terms(session: Session, leg: LegRow, attempt: str) -> TransferTerms:
+    """What a host of a leg that has begun has to know."""
+    query = select(TransferRow.contact).where(TransferRow.leg_id == leg.id, TransferRow.host != leg.source)
+    contacts = session.scalars(query.where(TransferRow.contact != "").order_by(TransferRow.number).limit(MOST_CONTACTS))
+    return TransferTerms(
+        number=leg.id, ranges=json.loads(leg.ranges), sender=leg.contact, receivers=list(contacts), attempt=attempt
+    )
+
+
+def described(session: Session, deployment: DeploymentRow) -> list[DeploymentLeg]:
+    """The legs of a deployment as users see them."""
+    rows = session.scalars(select(LegRow).where(LegRow.deployment_id == deployment.id).order_by(LegRow.id))
+    return [
+        DeploymentLeg(
+            source=leg.source, sent=leg.sent, ended=leg.ended is not None,
+            begun=None if leg.started is None else leg.started - deployment.created,
+        )
+        for leg in rows
+    ]  # fmt: skip
