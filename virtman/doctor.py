@@ -15,6 +15,7 @@ from virtman.errors import ConfigError, HostTrouble, HypervisorError
 from virtman.libvirthost import connected
 from virtman.models import Accel
 from virtman.stackchoice import AUTO, STACKS, DriverReport, Drivers, inspect, named, old_caches, pick, refusal
+from virtman.transferring import LAYER, found
 
 LINUX, LIBVIRT = "Linux", "libvirt"
 NEWER = (
@@ -30,7 +31,8 @@ class Examination:
 
     ``refusal``: why the agent would not start with these drivers, even if nothing is missing; ``unknown``: why this
     user cannot learn that, nor with ``auto`` the drivers. ``versions``: of the kernel and of libvirt, as far as they
-    are known. ``lvm``: the devices that LVM scans. ``old_caches``: see ``stackchoice.old_caches``.
+    are known. ``lvm``: the devices that LVM scans. ``old_caches``: see ``stackchoice.old_caches``. ``methods``: for
+    ``virtman deploy``; no stack needs them.
     """
 
     stack: str
@@ -45,6 +47,7 @@ class Examination:
     versions: dict[str, str]
     lvm: str | None
     old_caches: str
+    methods: tuple[DriverReport, ...] = ()
 
     @property
     def lvm_trouble(self) -> str | None:
@@ -103,6 +106,7 @@ class Examination:
             "refusal": self.refusal,
             "unknown": self.unknown,
             "stacks": {stack: [_driver(report) for report in reports] for stack, reports in self.reports.items()},
+            "methods": [_driver(report) for report in self.methods],
             "install": self.install,
             "remedies": self.remedies,
             "accel": self.accel and self.accel.model_dump(),
@@ -137,8 +141,12 @@ def examine(
     versions = {LINUX: machine.kernel} | ({LIBVIRT: version} if version else {})
     return Examination(
         stack, drivers, reason, refused, unknown, reports, known_accel(state / "accel.json"), libvirt, trouble,
-        versions, machine.lvm_filter, old_caches(state),
+        versions, machine.lvm_filter, old_caches(state), _methods(machine, address) if drivers.source else (),
     )  # fmt: skip
+
+
+def _methods(machine: Machine, address: str) -> tuple[DriverReport, ...]:
+    return tuple(DriverReport(LAYER, name, findings) for name, findings in found(machine, address).items())
 
 
 def _chosen(stack: str, others: Mapping[str, str | None], state: Path) -> tuple[Drivers, str, str | None, str | None]:
@@ -182,8 +190,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def rows(examination: Examination) -> Iterator[list[str]]:
-    """A line for each driver: stack, layer, driver, what is there and what is missing."""
-    for stack, reports in examination.reports.items():
+    """A line for each driver: stack, or what it is for, layer, driver, what is there and what is missing."""
+    for stack, reports in (*examination.reports.items(), ("deploy", examination.methods)):
         for report in reports:
             lacking = ", ".join(finding.need for finding in report.missing)
             yield [stack, report.layer, report.driver, ", ".join(report.there) or "-", lacking or "-"]
@@ -203,6 +211,11 @@ def advice(examination: Examination) -> Iterator[str]:
         yield f"to install what is missing: {examination.install}"
     for remedy in examination.remedies:
         yield f"to do: {remedy}"
+    for report in examination.methods:
+        packages = sorted({finding.package for finding in report.missing if finding.package})
+        install = [f"apt-get install {' '.join(packages)}"] if packages else []
+        for todo in (*install, *(finding.remedy for finding in report.missing if finding.remedy)):
+            yield f"for virtman deploy --method {report.driver}: {todo}"
     if examination.lvm_trouble:
         yield f"to do: {examination.lvm_trouble}"
     if examination.old_caches:
