@@ -104,6 +104,7 @@ class DeploymentKeeper:
         else:
             done = max(done, total - part.missing + part.kept)
             told = {"attempt": part.attempt, "contact": part.contact, "lacks": part.lacks, "sent": part.sent}
+            told |= part.findings
             why = why or part.error
         if task.deployment in self._failed:
             state, why = TransferState.FAILED, self._failed[task.deployment]

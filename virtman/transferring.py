@@ -19,6 +19,7 @@ from drivers.host.watch import Watch
 from drivers.needs import Finding, Machine, check
 from drivers.registry import load, names
 from drivers.transfer.contract import Content, Terms, Transfer
+from drivers.transfer.probe import Probe
 from volt.client import TransferState, TransferTask, TransferTerms
 from volt.spans import united
 
@@ -114,6 +115,12 @@ class Part:
     def sent(self) -> int:
         """Bytes that this host has sent to others."""
         return self._transfer.sent_bytes
+
+    @property
+    def findings(self) -> dict[str, float | None]:
+        """What a try of the network has shown so far."""
+        probe = self._transfer
+        return {"rate": probe.rate, "loss": probe.loss} if isinstance(probe, Probe) else {}
 
     @property
     def state(self) -> TransferState:

@@ -15,6 +15,7 @@ from volt import errors
 from volt.deploymodels import (
     Deployment,
     DeploymentHost,
+    DeploymentLeg,
     DeploymentList,
     DeploymentRequest,
     TransferReport,
@@ -55,6 +56,7 @@ __all__ = [
     "Child",
     "Deployment",
     "DeploymentHost",
+    "DeploymentLeg",
     "DeploymentRequest",
     "HeartbeatAnswer",
     "Host",

@@ -7,11 +7,13 @@ answer does harm. What a host is told is no more than to keep all of the image, 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
+from statistics import median
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import and_, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from volt import legs, queries
@@ -26,7 +28,8 @@ from volt.deploymodels import (
 )
 from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageWithdrawn
 from volt.models import HostState
-from volt.planning import METHODS, Method, chain_is_faster, chosen
+from volt.planning import AUTO, METHODS, OLDEST, RATE, Facts, Method, chain_is_faster, corrections, predict
+from volt.spans import united
 from volt.store import DeploymentRow, HostRow, ImageRow, LegRow, Store, TransferRow, changing_tree
 
 log = logging.getLogger(__name__)
@@ -73,9 +76,11 @@ class Deployments:
                 ended = None if state is TransferState.WAITING else row.created
                 session.add(TransferRow(deployment_id=row.id, host=host.name, number=number, state=state, ended=ended))
             session.flush()
-            if method.together:
-                waiting = [host for host in hosts if _first_state(host, origins) is TransferState.WAITING]
-                legs.plan(session, row, waiting)
+            waiting = [host for host in hosts if _first_state(host, origins) is TransferState.WAITING]
+            if method.together and legs.plan(session, row, waiting) == 0 and method.name == AUTO:
+                row.method, row.why = "tree", "no two hosts could try the network"
+            if row.method != AUTO:
+                row.begun = row.created
             log.info("deployment %d: image %s to %d hosts by %s", row.id, image.name, len(hosts), row.method)
             self._settle(session, image, row)
             self._reshape(session, image)
@@ -123,7 +128,7 @@ class Deployments:
         sending = legs.of_sender(session, host)  # locked before the transfers, as in legs.advance
         for transfer, row, image in _transfers_of(session, host):
             leg = None if transfer.leg_id is None else session.get(LegRow, transfer.leg_id)
-            if (report := received.get(row.id)) is not None and self._note(transfer, leg, report):
+            if (report := received.get(row.id)) is not None and self._note(transfer, leg, row.method, report):
                 touched.append(row.id)
             leg = leg if transfer.leg_id is not None else None
             if transfer.ended is None or (leg is not None and legs.goes_on(leg, row, host)):
@@ -136,7 +141,7 @@ class Deployments:
                 tasks.append(_sender_task(session, leg, row))
         return tasks, touched
 
-    def _note(self, transfer: TransferRow, leg: LegRow | None, report: TransferReport) -> bool:
+    def _note(self, transfer: TransferRow, leg: LegRow | None, method: str, report: TransferReport) -> bool:
         """Whether the deployment needs a ``settle``."""
         transfer.sent = report.sent
         if transfer.ended is not None:
@@ -148,7 +153,7 @@ class Deployments:
         transfer.state = report.state if report.state is not TransferState.UNKNOWN else TransferState.FILLING
         transfer.done, transfer.total, transfer.error = report.done, report.total, report.error
         transfer.ended = self._now() if final else None
-        return final or news or (leg is not None and legs.is_late(leg, self._now()))
+        return final or news or (leg is not None and legs.is_late(leg, method, self._now()))
 
     def interval(self, session: Session) -> float:
         """Seconds between the heartbeats of hosts that are under way."""
@@ -172,8 +177,26 @@ class Deployments:
             with self._store.write() as session:
                 row, image = self._locked(session, number)
                 legs.advance(session, row, self._now(), patience)
+                if row.method == AUTO:
+                    self._choose(session, image, row)
                 self._settle(session, image, row)
                 self._reshape(session, image)
+
+    def _choose(self, session: Session, image: ImageRow, row: DeploymentRow) -> None:
+        """Choose the method of a deployment whose hosts have tried the network in a leg."""
+        here = (TransferRow.deployment_id == row.id, TransferRow.state.in_(UNDER_WAY))
+        tried = session.scalars(select(TransferRow).where(*here).order_by(TransferRow.number)).all()
+        if not tried or legs.waits(session, row):
+            return
+        hosts = session.scalars(select(HostRow).where(HostRow.name.in_([each.host for each in tried]))).all()
+        facts = _facts(row, image, tried, hosts)
+        predicted = predict(facts, corrections(_history(session)))
+        row.method, row.begun = min(predicted, key=predicted.__getitem__), self._now()
+        row.predicted, row.why = json.dumps(predicted), str(facts)
+        log.info("deployment %d goes by %s: %s", row.id, row.method, row.why)
+        legs.forget(session, row)
+        if METHODS[row.method].together:
+            legs.plan(session, row, hosts)
 
     def _settle(self, session: Session, image: ImageRow, row: DeploymentRow) -> None:
         here = (TransferRow.deployment_id == row.id, TransferRow.state.in_(UNDER_WAY))
@@ -186,7 +209,8 @@ class Deployments:
         """A chain while trees deploy the image, if nobody else would be behind a long one; else the usual heap."""
         session.flush()
         hosts = select(TransferRow.host).join(DeploymentRow, DeploymentRow.id == TransferRow.deployment_id)
-        here = (DeploymentRow.image_id == image.id, DeploymentRow.ended.is_(None), DeploymentRow.method == "tree")
+        by_tree = DeploymentRow.method.in_(("tree", AUTO))
+        here = (DeploymentRow.image_id == image.id, DeploymentRow.ended.is_(None), by_tree)
         receivers = set(session.scalars(hosts.where(*here)))
         if not receivers and image.shape is None:
             return
@@ -210,7 +234,8 @@ class Deployments:
         query = select(TransferRow).where(TransferRow.deployment_id == row.id).order_by(TransferRow.number)
         return Deployment(
             id=row.id, image=image.name, size=row.size, digest=row.digest, asked=row.asked, method=row.method,
-            encrypt=row.encrypt, limit=row.bytes_limit, keep_s=row.keep_s,
+            encrypt=row.encrypt, limit=row.bytes_limit, keep_s=row.keep_s, predicted=json.loads(row.predicted),
+            why=row.why,
             created=datetime.fromtimestamp(row.created, UTC),
             seconds=(row.ended or self._now()) - row.created, ended=row.ended is not None, cancelled=row.cancelled,
             hosts=[
@@ -251,9 +276,9 @@ def _first_state(host: HostRow, origins: Collection[str]) -> TransferState:
 
 def _method(wanted: DeploymentRequest) -> Method:
     """The method that is asked for, or chosen. Raises BadRequest."""
-    if wanted.method not in (*METHODS, "auto"):
-        raise BadRequest(f"there is no method {wanted.method!r}: auto, {', '.join(METHODS)} are allowed")
-    method = METHODS[chosen(wanted.method)]
+    method = METHODS.get(wanted.method)
+    if method is None:
+        raise BadRequest(f"there is no method {wanted.method!r}: {', '.join(METHODS)} are allowed")
     if wanted.encrypt and not method.encrypts:
         able = [name for name, each in METHODS.items() if each.encrypts]
         raise BadRequest(f"the method {method.name} cannot encrypt; these can: {', '.join(able)}")
@@ -262,7 +287,7 @@ def _method(wanted: DeploymentRequest) -> Method:
 
 def _check_method(method: Method, image: ImageRow, hosts: Collection[HostRow]) -> None:
     """Raises BadRequest."""
-    if not method.together:
+    if not method.together or method.name == AUTO:
         return
     if not image.digest.startswith(PROVEN):
         raise BadRequest(
@@ -271,6 +296,30 @@ def _check_method(method: Method, image: ImageRow, hosts: Collection[HostRow]) -
         )
     if not any(legs.can(host, method.name) for host in hosts):
         raise BadRequest(f"none of these hosts has what the method {method.name} needs; see there: virtman doctor")
+
+
+def _facts(
+    row: DeploymentRow, image: ImageRow, tried: Sequence[TransferRow], hosts: Sequence[HostRow]
+) -> Facts:  # fmt: skip
+    rates = [each.rate for each in tried if each.rate is not None]
+    losses = [each.loss for each in tried if each.loss is not None]
+    missing = sum(end - begin for begin, end in united(json.loads(each.lacks) for each in tried if each.contact))
+    usable = [name for name in METHODS if 2 * sum(legs.can(host, name) for host in hosts) > len(hosts)]
+    return Facts(
+        size=missing or image.size, hosts=len(tried), fanout=image.fanout, rate=median(rates) if rates else RATE,
+        loss=median(losses) if losses else 0.0, reached=len(losses) / len(tried), limit=row.bytes_limit,
+        encrypt=row.encrypt is not False, able=frozenset(usable) if image.digest.startswith(PROVEN) else frozenset(),
+    )  # fmt: skip
+
+
+def _history(session: Session) -> list[tuple[str, float, float]]:
+    """Of the last deployments of which all hosts have all: the method, the predicted and the real seconds."""
+    others = exists().where(TransferRow.deployment_id == DeploymentRow.id, TransferRow.state != TransferState.WHOLE)
+    query = select(DeploymentRow).where(DeploymentRow.ended.is_not(None), DeploymentRow.predicted != "{}", ~others)
+    return [
+        (row.method, json.loads(row.predicted).get(row.method, 0.0), (row.ended or 0.0) - (row.begun or 0.0))
+        for row in session.scalars(query.order_by(DeploymentRow.id.desc()).limit(OLDEST))
+    ]
 
 
 def _transfers_of(session: Session, host: str) -> Sequence[tuple[TransferRow, DeploymentRow, str]]:

@@ -44,7 +44,10 @@ class TransferReport(Request):
 
     A host that is ready for a method by which hosts begin together says who it is for that method (``contact``), and
     what it ``lacks``. ``attempt`` is new each time that it got ready: what it had agreed on before does not hold any
-    more. ``sends``: all of this is about what the host sends to others, and not about what it gets.
+        more. ``sends``: all of this is about what the host sends to others, and not about what it gets.
+
+    ``rate``: bytes a second that it got from the tree for a try. ``loss``: the part of the sender's multicast packets that did not come;
+    null if none came.
     """
 
     deployment: Count
@@ -53,6 +56,8 @@ class TransferReport(Request):
     contact: str = Field(default="", max_length=500)
     lacks: list[Span] = Field(default_factory=list, max_length=MOST_RANGES)
     sent: Count = 0
+    rate: float | None = Field(default=None, ge=0)
+    loss: float | None = Field(default=None, ge=0, le=1)
     state: TransferState = Field(strict=False)
     done: Count = 0
     total: Count = 0
@@ -141,7 +146,8 @@ class DeploymentLeg(Answer):
 
 
 class Deployment(Answer):
-    """A whole image on its way to hosts. ``asked``: the method that was asked for.
+    """A whole image on its way to hosts. ``asked``: the method that was asked for. ``method``: the one that was chosen,
+    with ``predicted`` seconds of each that could be, and ``why``; ``auto`` until that is known.
 
     ``ended``: no host is under way any more. ``cancelled``: somebody ended it. ``seconds`` that it has taken.
     """
@@ -155,6 +161,8 @@ class Deployment(Answer):
     encrypt: bool | None
     limit: int | None = None
     keep_s: int
+    predicted: dict[str, float] = Field(default_factory=dict)
+    why: str = ""
     created: datetime
     seconds: float
     ended: bool

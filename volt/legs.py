@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from volt.deploymodels import (
@@ -35,7 +35,7 @@ MOST_CONTACTS = 64
 """Receivers that each host is told of. A swarm finds the others by these."""
 
 
-def plan(session: Session, deployment: DeploymentRow, hosts: Collection[HostRow]) -> int:
+def plan(session: Session, deployment: DeploymentRow, hosts: Iterable[HostRow]) -> int:
     """Give the hosts that have to receive a leg of their site. Returns how many legs there are."""
     sites: dict[str, list[HostRow]] = {}
     for host in hosts:
@@ -79,35 +79,37 @@ def _holders(session: Session, deployment: DeploymentRow) -> list[HostRow]:
 
 def note_receiver(transfer: TransferRow, leg: LegRow, report: TransferReport) -> bool:
     """A host of a leg says how ready it is. Returns whether that is news."""
-    if transfer.attempt == report.attempt:
-        return False
     if leg.started is not None:
-        transfer.leg_id = None  # what it had agreed on is lost
+        if transfer.attempt == report.attempt:
+            return False
+        transfer.leg_id = None  # its agent started again: what it had agreed on is lost
         return True
-    transfer.attempt, transfer.contact = report.attempt, report.contact
-    transfer.lacks = json.dumps(report.lacks)
-    return True
+    news = (transfer.attempt, transfer.contact, transfer.state) != (report.attempt, report.contact, report.state)
+    transfer.attempt, transfer.contact, transfer.lacks = report.attempt, report.contact, json.dumps(report.lacks)
+    transfer.rate, transfer.loss = report.rate, report.loss
+    return news
 
 
 def note_sender(leg: LegRow, report: TransferReport, now: float) -> bool:
     """The sender of a leg says how far it is. Returns whether that is news."""
     leg.sent = report.sent
     if report.state in (TransferState.WHOLE, TransferState.FAILED, TransferState.CANCELLED):
-        log.info("leg %d of deployment %d: %s has sent all, or fails: %s", leg.id, leg.deployment_id, leg.source,
-                 report.error or "all")  # fmt: skip
+        log.info("leg %d: the sender %s has ended: %s", leg.id, leg.source, report.error or "all is sent")
         leg.ended = now
-    elif report.attempt and leg.attempt != report.attempt:
-        if leg.started is not None:
-            leg.ended = now  # its agent started again
+    elif leg.started is not None and leg.attempt != report.attempt:
+        leg.ended = now  # its agent started again
+    elif report.contact and leg.attempt != report.attempt:
         leg.attempt, leg.contact, leg.offered = report.attempt, report.contact, now
     else:
         return False
     return True
 
 
-def is_late(leg: LegRow, now: float) -> bool:
-    """Whether a leg may have waited long enough for receivers that are not ready."""
-    return leg.started is None and leg.offered is not None and now - leg.offered >= SHORTEST_WAIT
+def is_late(leg: LegRow, method: str, now: float) -> bool:
+    """Whether a leg may have waited long enough, so that ``advance`` should look."""
+    if leg.started is not None or leg.offered is None:
+        return False
+    return now - leg.offered >= min(METHODS[method].listens or SHORTEST_WAIT, SHORTEST_WAIT)
 
 
 def goes_on(leg: LegRow, deployment: DeploymentRow, host: str) -> bool:
@@ -144,10 +146,25 @@ def advance(session: Session, deployment: DeploymentRow, now: float, patience: f
         elif not _is_alive(session, leg.source):
             _replace(leg, receivers, now)
         elif leg.started is None and leg.offered is not None:
-            waiting = [each for each in receivers if each.state is TransferState.WAITING]
-            if not waiting or now - leg.offered >= max(SHORTEST_WAIT, patience):
+            waited = now - leg.offered
+            waiting = any(each.state is TransferState.WAITING for each in receivers)
+            if waited >= (max(SHORTEST_WAIT, patience) if waiting else METHODS[deployment.method].listens):
                 _begin(leg, receivers, now)
     session.flush()
+
+
+def waits(session: Session, deployment: DeploymentRow) -> bool:
+    """Whether no leg of a deployment has begun, and one may."""
+    begun = select(LegRow.id).where(LegRow.deployment_id == deployment.id, LegRow.started.is_not(None))
+    open_ = select(LegRow.id).where(LegRow.deployment_id == deployment.id, LegRow.ended.is_(None))
+    return session.scalar(begun.limit(1)) is None and session.scalar(open_.limit(1)) is not None
+
+
+def forget(session: Session, deployment: DeploymentRow) -> None:
+    """Delete the legs of a deployment, and what its hosts have said of them."""
+    forgotten = {"leg_id": None, "attempt": "", "contact": ""}
+    session.execute(update(TransferRow).where(TransferRow.deployment_id == deployment.id).values(forgotten))
+    session.execute(delete(LegRow).where(LegRow.deployment_id == deployment.id))
 
 
 def end(session: Session, deployment: DeploymentRow, now: float) -> None:

@@ -96,7 +96,11 @@ class BootSetRow(Base):
 
 
 class DeploymentRow(Base):
-    """A deployment (volt/deployments.py). Times in seconds since the epoch. ``source``: who sends, if one host does."""
+    """A deployment (volt/deployments.py). Times in seconds since the epoch. ``source``: who sends, if one host does.
+
+    ``predicted``: JSON of the seconds that each method was expected to take since the chosen one has ``begun``, and
+    ``why``, for people.
+    """
 
     __tablename__ = "deployments"
 
@@ -114,6 +118,9 @@ class DeploymentRow(Base):
     created: Mapped[float] = mapped_column(sa.Float(53))
     ended: Mapped[float | None] = mapped_column(sa.Float(53))
     cancelled: Mapped[bool] = mapped_column(default=False)
+    begun: Mapped[float | None] = mapped_column(sa.Float(53))
+    predicted: Mapped[str] = mapped_column(sa.Text, default="{}")
+    why: Mapped[str] = mapped_column(sa.Text, default="")
 
 
 class LegRow(Base):
@@ -141,7 +148,8 @@ class LegRow(Base):
 class TransferRow(Base):
     """A host of a deployment. ``number``: its turn. ``ended``: when it said so; until then it is told what to do.
 
-    ``leg_id``: that in which it gets the image, if not from the tree. ``lacks``: JSON of what it lacked then.
+    ``leg_id``: that in which it gets the image, if not from the tree. ``lacks``: JSON of what it lacked then. ``rate``,
+    ``loss``: see ``TransferReport``.
     """
 
     __tablename__ = "transfers"
@@ -158,6 +166,8 @@ class TransferRow(Base):
     attempt: Mapped[str] = mapped_column(sa.String(32), default="")
     contact: Mapped[str] = mapped_column(sa.String(500), default="")
     lacks: Mapped[str] = mapped_column(sa.Text, default="[]")
+    rate: Mapped[float | None] = mapped_column(sa.Float(53))
+    loss: Mapped[float | None] = mapped_column(sa.Float(53))
     ended: Mapped[float | None] = mapped_column(sa.Float(53))
 
     __table_args__ = (sa.Index("ix_transfers_ended_host", "ended", "host"),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ from virtman.cli import options
 from virtman.cli.output import Answer, Failure, progress
 from virtman.errors import VirtmanError
 from volt.printing import table
+from volt.text import size_text
 
 if TYPE_CHECKING:
     from virtman.client import AgentClient
@@ -26,7 +28,7 @@ DAY = 86400
 @click.option("--all", "everywhere", is_flag=True, help="All hosts that are alive.")
 @click.option(
     "--method", default="auto", show_default=True, metavar="METHOD",
-    help="How the image travels: lazy, tree or unicast; auto chooses.",
+    help="How the image travels: lazy, tree, unicast, bittorrent, udpcast or uftp; auto tries the network and chooses.",
 )  # fmt: skip
 @click.option(
     "--encrypt/--no-encrypt", default=None, help="Only encrypted, or also not.  [default: as the method does]"
@@ -38,22 +40,26 @@ DAY = 86400
     "--limit", type=options.SizeType(least=1), help="The most that each host receives in a second, e.g. 100M."
 )
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="With unicast: hosts at a time.")
+@click.option("--explain", is_flag=True, help="Say why auto chose the method, and what each would have taken.")
 @click.option("--detach", is_flag=True, help='Return when it is planned; see "virtman deployments".')
 def deploy(
     client: AgentClient, image: str, hosts: str | None, place: str | None, everywhere: bool, method: str,
-    encrypt: bool | None, keep: float, limit: int | None, parallel: int, detach: bool,
+    encrypt: bool | None, keep: float, limit: int | None, parallel: int, explain: bool, detach: bool,
 ) -> Answer:  # fmt: skip
     """Bring all of IMAGE to many hosts, which then need no other host to read it.
 
-    Hosts that have a part of it get only the rest. The image stays for --keep days. Without --detach this command waits
-    until no host is under way any more; if it is interrupted, the deployment goes on. The exit code is 1 unless all
-    hosts have all of it.
+    Hosts that have a part of it get only the rest. bittorrent and udpcast send unencrypted, and so does uftp without
+    --encrypt: auto takes them only with --no-encrypt. The image stays for --keep days.
+
+    Without --detach this command waits until no host is under way any more; if it is interrupted, the deployment goes
+    on. The exit code is 1 unless all hosts have all of it.
 
     \b
     Examples:
       virtman deploy debian-12 --all
       virtman deploy debian-12 --place paris --method tree --keep 7
       virtman deploy debian-12 --to node-1,node-2 --detach
+      virtman deploy debian-12 --all --no-encrypt --explain
     """
     if [hosts is not None, place is not None, everywhere].count(True) != 1:
         raise click.UsageError("say where: --to HOST,…, --place SITE/RACK or --all")
@@ -70,7 +76,7 @@ def deploy(
             ended = client.follow_deployment(made.id, show)
     except VirtmanError as error:
         raise Failure(f"{error}; the deployment goes on: virtman deployments {made.id}") from error
-    return _shown(ended, code=0 if all(host.state == "whole" for host in ended.hosts) else 1)
+    return _shown(ended, code=0 if all(host.state == "whole" for host in ended.hosts) else 1, explain=explain)
 
 
 @options.command()
@@ -120,7 +126,7 @@ def _state(one: Deployment) -> str:
     return "cancelled" if one.cancelled else "ended" if one.ended else "under way"
 
 
-def _shown(one: Deployment, *, code: int = 0) -> Answer:
+def _shown(one: Deployment, *, code: int = 0, explain: bool = True) -> Answer:
     rows = [
         [
             host.host, host.place or "-", host.state, f"{100 * host.done // host.total}%" if host.total else "-",
@@ -133,5 +139,11 @@ def _shown(one: Deployment, *, code: int = 0) -> Answer:
     def text() -> None:
         click.echo(f"deployment {one.id}: {one.image} by {one.method}, {_state(one)} after {one.seconds:.1f} s")
         table(columns, rows)
+        for leg in one.legs:
+            click.echo(f"{leg.source} has sent {size_text(leg.sent)} by {one.method}")
+        if explain and one.why:
+            click.echo(f"{one.method} was chosen: {one.why}")
+            expected = sorted(one.predicted.items(), key=itemgetter(1))
+            table(("METHOD", "EXPECTED"), [[method, f"{seconds:.1f} s"] for method, seconds in expected])
 
     return Answer(one, text, code=code)

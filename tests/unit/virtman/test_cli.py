@@ -41,7 +41,7 @@ from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure
 from virtman.client import AgentClient
 from virtman.stream import Header, Section, write
-from volt.client import Deployment, DeploymentHost, Host, HostState, TransferState
+from volt.client import Deployment, DeploymentHost, DeploymentLeg, Host, HostState, TransferState
 
 BAD_NAMES = ["a/b", "../x", "a.b", "..", "a" * 300, "a b", ""]
 BOOT = ("--memory", "64", "--network", "none")
@@ -475,6 +475,8 @@ class ImageCommandsTest(AgentCliTest):
         made = Deployment(
             id=7, image="debian", size=MIB, digest="id:x", asked="auto", method="tree", encrypt=None, keep_s=2 * 86400,
             created=datetime(2026, 1, 1, tzinfo=UTC), seconds=2, ended=True, cancelled=False, hosts=ends,
+            legs=[DeploymentLeg(source="first", sent=3 * MIB, begun=1, ended=True)],
+            predicted={"uftp": 9.0, "tree": 2.5}, why="it is small",
         )  # fmt: skip
         deploy, cancel = mock.Mock(return_value=made), mock.Mock()
         for name, call in (
@@ -488,7 +490,12 @@ class ImageCommandsTest(AgentCliTest):
         self.assertEqual("deployment 7: debian by tree, ended after 2.0 s", done.output.splitlines()[0])
         lines = r"(?s).*one +paris/1 +whole +100% +1\.5 s.*two +- +failed +- +2\.0 s +no"
         self.assertThat(done.output, MatchesRegex(lines))
-        wanted = deploy.call_args.args[0]
+        self.assertThat(done.output, Contains("first has sent 3M by tree"))
+        self.assertNotIn("it is small", done.output)
+        explained = self.run_virtman("deploy", "debian", "--all", "--explain", code=1).output
+        for output in (explained, self.out("deployments", "7")):
+            self.assertThat(output, MatchesRegex(r"(?s).*tree was chosen: it is small.*tree +2\.5 s.*uftp +9\.0 s"))
+        wanted = deploy.call_args_list[0].args[0]
         self.assertEqual(
             (["one", "two"], 2 * 86400, "auto", None),
             (

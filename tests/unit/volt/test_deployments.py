@@ -209,14 +209,13 @@ class ShapeTest(DeploymentCase):
         self.assertEqual([2, 2], [self.volt.tree(image).fanout for image in ("image", "large")])
 
 
-class LegsTest(DeploymentCase):
-    """By methods by which hosts begin together."""
+class LegsCase(DeploymentCase):
+    """An image whose digest proves it, and hosts with methods."""
 
     def setUp(self) -> None:
         super().setUp()
         self.methods: dict[str, list[str]] = {}
         self.publish("proven", "origin", "blake3-64k:1")
-        self.can("udpcast", "origin", "h1", "h2", "h3")
 
     def can(self, method: str, *hosts: str) -> None:
         for host in hosts:
@@ -247,6 +246,14 @@ class LegsTest(DeploymentCase):
 
     def udpcast(self, *hosts: str, method: str = "udpcast", **more: object) -> Deployment:
         return self.deploy(*hosts, image="proven", method=method, **more)
+
+
+class LegsTest(LegsCase):
+    """By methods by which hosts begin together."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.can("udpcast", "origin", "h1", "h2", "h3")
 
     def test_all_begin_when_all_are_ready_with_what_any_of_them_lacks(self) -> None:
         self.udpcast("h1", "h2", limit=1000)
@@ -384,6 +391,88 @@ class LegsTest(DeploymentCase):
             wanted = DeploymentRequest.model_validate({"image": "proven", "method": "udpcast", **more})
             self.assertIn(said, str(self.assertRaises(BadRequest, self.volt.deployments.create, wanted)))
         self.assertEqual([], self.volt.deployments.all())
+
+
+class AutoTest(LegsCase):
+    """Hosts try the network, and the method is chosen by what they found."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        for method in ("auto", "udpcast", "uftp", "bittorrent"):
+            self.can(method, "origin", "h1", "h2")
+
+    def try_all(self, number: int = 1, rate: float = 1e6, loss: float | None = 0.0) -> None:
+        """The hosts of a deployment have tried the network."""
+        self.found(number, "origin", sends=True)
+        for host in ("h1", "h2"):
+            self.found(number, host, rate=rate, loss=loss, lacks=[[0, 1 << 30]])
+        self.pass_time(2)
+        self.found(number, "h2", rate=rate, loss=loss, lacks=[[0, 1 << 30]])
+
+    def found(self, number: int, host: str, **more: object) -> None:
+        fields = {"deployment": number, "state": READY, "attempt": "1", "contact": "c", **more}
+        self.hear(host, TransferReport.model_validate(fields))
+
+    def auto(self, **more: object) -> Deployment:
+        return self.deploy("h1", "h2", image="proven", **more)
+
+    def test_hosts_try_the_network_and_then_get_the_best_method(self) -> None:
+        self.assertEqual("auto", self.auto(encrypt=False).method)
+        self.assertEqual([[("auto", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
+        self.try_all()
+        made = self.volt.deployments.one(1)
+        self.assertEqual("udpcast", made.method)
+        self.assertEqual({"tree", "lazy", "unicast", "bittorrent", "udpcast", "uftp"}, set(made.predicted))
+        self.assertEqual("udpcast", min(made.predicted, key=made.predicted.__getitem__))
+        self.assertIn("1074 MB to 2 hosts, 1.0 MB/s by the tree, multicast reaches 100% of them", made.why)
+        self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
+
+    def test_without_leave_nothing_travels_unencrypted(self) -> None:
+        self.auto()
+        self.try_all(rate=110e6)
+        self.assertEqual("tree", self.volt.deployments.one(1).method)
+        self.assertEqual([[], [("tree", True)], [("tree", True)]], [self.told(h) for h in ("origin", "h1", "h2")])
+
+    def test_what_multicast_does_not_reach_gets_no_multicast(self) -> None:
+        self.auto(encrypt=False)
+        self.try_all(loss=None)
+        made = self.volt.deployments.one(1)
+        self.assertEqual((True, set()), ("none of them" in made.why, {"udpcast", "uftp"} & set(made.predicted)))
+
+    def test_receivers_have_time_to_hear_the_sender(self) -> None:
+        self.auto(encrypt=False)
+        self.found(1, "origin", sends=True)
+        for host in ("h1", "h2"):
+            self.found(1, host, rate=1e6)
+        self.assertEqual("auto", self.volt.deployments.one(1).method)
+
+    def test_what_has_ended_corrects_the_next_prediction(self) -> None:
+        for number in (1, 2):
+            self.auto()
+            self.try_all(number, rate=110e6)
+            for _ in range(80):
+                self.pass_time(1)
+                for host in ("origin", "h1", "h2"):
+                    self.hear(host)
+            for host in ("h1", "h2"):
+                self.hear(host, TransferReport(deployment=number, state=WHOLE))
+        first, second = (self.volt.deployments.one(number).predicted["tree"] for number in (1, 2))
+        self.assertAlmostEqual(4 * first, second, delta=0.1)
+
+    def test_hosts_that_cannot_try_take_the_tree(self) -> None:
+        self.methods.clear()
+        for host in ("h1", "h2", "origin"):
+            self.hear(host)
+        made = self.auto()
+        self.assertEqual(("tree", "no two hosts could try the network"), (made.method, made.why))
+
+    def test_when_all_trying_fails_it_is_the_tree(self) -> None:
+        self.auto()
+        self.found(1, "origin", sends=True)
+        self.pass_time(2)
+        for host in ("h1", "h2"):
+            self.found(1, host, contact="", error="no address")
+        self.assertEqual("tree", self.volt.deployments.one(1).method)
 
 
 class HttpTest(DeploymentCase):

@@ -27,6 +27,9 @@ def upgrade() -> None:
         sa.Column("created", sa.Float(53), nullable=False),
         sa.Column("ended", sa.Float(53)),
         sa.Column("cancelled", sa.Boolean, nullable=False),
+        sa.Column("begun", sa.Float(53)),
+        sa.Column("predicted", sa.Text, nullable=False),
+        sa.Column("why", sa.Text, nullable=False),
     )
     op.add_column("hosts", sa.Column("methods", sa.String(1100), nullable=False, server_default=""))
     op.create_table(
@@ -57,6 +60,8 @@ def upgrade() -> None:
         sa.Column("attempt", sa.String(32), nullable=False),
         sa.Column("contact", sa.String(500), nullable=False),
         sa.Column("lacks", sa.Text, nullable=False),
+        sa.Column("rate", sa.Float(53)),
+        sa.Column("loss", sa.Float(53)),
         sa.Column("ended", sa.Float(53)),
         sa.Index("ix_transfers_ended_host", "ended", "host"),
     )

@@ -1,0 +1,55 @@
+"""How a deployment is to travel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from testtools import TestCase
+
+from volt.planning import FEWEST, METHODS, MOST, Facts, corrections, predict
+
+GIB = 1 << 30
+ALL = Facts(
+    size=GIB, hosts=20, fanout=2, rate=100e6, loss=0.0, reached=1.0, limit=None, encrypt=False, able=frozenset(METHODS)
+)
+
+
+class PlanningTest(TestCase):
+    def possible(self, **more: Any) -> set[str]:
+        return set(predict(replace(ALL, **more), {}))
+
+    def test_what_cannot_be_is_not_predicted(self) -> None:
+        every = {"tree", "lazy", "unicast", "bittorrent", "udpcast", "uftp"}
+        self.assertEqual(every, self.possible())
+        self.assertEqual({"tree", "lazy", "unicast", "uftp"}, self.possible(encrypt=True))
+        self.assertEqual(every - {"udpcast", "uftp"}, self.possible(reached=0.9))
+        self.assertEqual({"tree", "lazy", "unicast"}, self.possible(able=frozenset()))
+
+    def test_more_takes_longer_and_one_after_the_other_longest(self) -> None:
+        one, two = predict(ALL, {}), predict(replace(ALL, size=2 * GIB), {})
+        self.assertTrue(all(one[method] < two[method] for method in one))
+        self.assertEqual("unicast", max(one, key=one.__getitem__))
+        self.assertTrue(all(predict(replace(ALL, limit=10_000_000), {})[method] > 2 * one[method] for method in one))
+
+    def test_a_slow_tree_makes_others_better(self) -> None:
+        best = [min(found, key=found.__getitem__) for found in (predict(ALL, {}), predict(replace(ALL, rate=5e6), {}))]
+        self.assertEqual("tree", best[0])
+        self.assertIn(best[1], {"udpcast", "uftp", "bittorrent"})
+
+    def test_what_has_ended_corrects_the_method_within_bounds(self) -> None:
+        trees = [("tree", 1.0, 3.0), ("tree", 2.0, 4.0), ("tree", 1.0, 2.0)]
+        factors = corrections([*trees, ("uftp", 1.0, 99.0), ("lazy", 99.0, 1.0)])
+        self.assertEqual({"tree": 2.0, "uftp": MOST, "lazy": FEWEST}, factors)
+        self.assertEqual({}, corrections([("tree", 0.0, 1.0)]))
+        before, after = predict(ALL, {}), predict(ALL, factors)
+        self.assertAlmostEqual(2 * before["tree"], after["tree"], delta=0.01)
+        self.assertEqual(before["udpcast"], after["udpcast"])
+
+    def test_people_are_told_why(self) -> None:
+        self.assertEqual(
+            "1074 MB to 20 hosts, 100.0 MB/s by the tree, multicast reaches 100% of them and loses 0.0%, not encrypted",
+            str(ALL),
+        )
+        shown = str(replace(ALL, reached=0.0, encrypt=True, limit=5_000_000))
+        self.assertIn("multicast reaches none of them, encrypted, at most 5.0 MB/s a host", shown)
