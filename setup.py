@@ -79,5 +79,6 @@ setup(
             "dmthin = drivers.snapshot.dmthin:DmThinDisks",
             "qcow2 = drivers.snapshot.qcow2:Qcow2Disks",
         ],
+        "virtman.drivers.transfer": ["udpcast = drivers.transfer.udpcast:UdpcastTransfer"],
     },
 )

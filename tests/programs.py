@@ -22,6 +22,8 @@ PACKAGES = {
     "qemu-io": "qemu-utils",
     "qemu-storage-daemon": "qemu-system-common",
     "qemu-system-x86_64": "qemu-system-x86",
+    "udp-receiver": "udpcast",
+    "udp-sender": "udpcast",
 }
 
 
