@@ -44,10 +44,10 @@ class TransferReport(Request):
 
     A host that is ready for a method by which hosts begin together says who it is for that method (``contact``), and
     what it ``lacks``. ``attempt`` is new each time that it got ready: what it had agreed on before does not hold any
-        more. ``sends``: all of this is about what the host sends to others, and not about what it gets.
+    more. ``sends``: all of this is about what the host sends to others, and not about what it gets.
 
-    ``rate``: bytes a second that it got from the tree for a try. ``loss``: the part of the sender's multicast packets that did not come;
-    null if none came.
+    ``rate``: bytes a second that it got from the tree for a try. ``loss``: the part of the sender's multicast packets
+    that did not come; null if none came.
     """
 
     deployment: Count
