@@ -14,7 +14,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab import wire
@@ -30,7 +30,7 @@ ADDRESSES = ipaddress.ip_network("10.213.0.0/16")
 NAMED = Path("/run/netns")
 """Where ip-netns(8) keeps namespaces."""
 PREFIX = "virtman-lab-"
-SWITCH, LINK = "switch", "eth0"
+SWITCH, LINK, UPLINK = "switch", "eth0", "uplink"
 
 BURST = 128 << 10
 """Bytes that a link may send at once: more than the largest packet that the kernel hands down, 64 KiB."""
@@ -46,13 +46,19 @@ class Network(Running):
     Enter and leave it in the same thread. At the end processes of the hosts that still run are killed.
     """
 
-    def __init__(self, names: Sequence[str], *, rate: int = GIGABIT, round_trip: float = 0.0) -> None:
-        """Nothing is made yet. ``rate``: bits a second of each link, each way.
+    def __init__(
+        self, names: Sequence[str], *, rate: int = GIGABIT, round_trip: float = 0.0, loss: float = 0.0,
+        rates: Mapping[str, int] | None = None, racks: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Nothing is made yet. ``rate``: bits a second of each link, each way; ``rates``: other ones of some hosts.
 
-        ``round_trip``: seconds that the links add from one host to another and back.
+        ``round_trip``: seconds that the links add from one host to another and back. ``loss``: the part of the packets
+        to each host that is lost, which needs nftables. ``racks``: by host, the switch of its own that it is linked to,
+        for hosts that are not at the first one. Multicast stays within a rack.
         """
         self._addresses = {name: str(ADDRESSES[number]) for number, name in enumerate(names, start=2)}
-        self._rate, self._round_trip = rate, round_trip
+        self._rate, self._round_trip, self._loss = rate, round_trip, loss
+        self._rates, self._racks = rates or {}, racks or {}
         self._outside: int | None = None
         """The namespace in which the calling thread was."""
         self._ends: list[int] = []
@@ -79,11 +85,18 @@ class Network(Running):
         [link] = json.loads(run(["ip", "-n", _namespace(name), "-j", "-s", "link", "show", "dev", LINK]))
         return int(link["stats64"]["tx"]["bytes"])
 
+    def uplink_bytes(self, rack: str) -> tuple[int, int]:
+        """What has gone into a rack so far, and out of it: all headers included."""
+        [link] = json.loads(run(["ip", "-n", _namespace(rack), "-j", "-s", "link", "show", "dev", UPLINK]))
+        return int(link["stats64"]["rx"]["bytes"]), int(link["stats64"]["tx"]["bytes"])
+
     def start(self) -> None:
         """Make all of it, having removed what killed labs left. Raises NoNetwork if this machine does not allow it."""
         remove_abandoned()
         try:
-            self._make_switch()
+            self._make_switch(SWITCH)
+            for rack in dict.fromkeys(self._racks.values()):
+                self._make_rack(rack)
             for number, name in enumerate(self._addresses):
                 self._make_host(name, f"port{number}")
             if self._round_trip:
@@ -96,14 +109,24 @@ class Network(Running):
         except OSError as error:
             raise NoNetwork(str(error)) from error
 
-    def _make_switch(self) -> None:
-        namespace = _add_namespace(SWITCH)
+    def _make_switch(self, name: str) -> None:
+        namespace = _add_namespace(name)
         _ip(namespace, "link", "add", SWITCH, "type", "bridge")
-        _ip(namespace, "address", "add", f"{ADDRESSES[1]}/{ADDRESSES.prefixlen}", "dev", SWITCH)
+        if name == SWITCH:
+            _ip(namespace, "address", "add", f"{ADDRESSES[1]}/{ADDRESSES.prefixlen}", "dev", SWITCH)
         _ip(namespace, "link", "set", SWITCH, "up")
 
+    def _make_rack(self, rack: str) -> None:
+        self._make_switch(rack)
+        switch, namespace = _namespace(SWITCH), _namespace(rack)
+        port = f"rack{len(list(NAMED.glob(_namespace('*'))))}"
+        _ip(switch, "link", "add", port, "type", "veth", "peer", "name", UPLINK, "netns", namespace)
+        for where, device in ((switch, port), (namespace, UPLINK)):
+            _ip(where, "link", "set", device, "master", SWITCH, "up")
+            run(["bridge", "-n", where, "link", "set", "dev", device, "mcast_flood", "off"])
+
     def _make_host(self, name: str, port: str) -> None:
-        switch, namespace = _namespace(SWITCH), _add_namespace(name)
+        switch, namespace = _namespace(self._racks.get(name, SWITCH)), _add_namespace(name)
         if self._round_trip:
             self._ends += [_open_end(switch, port), _open_end(namespace, LINK)]
         else:
@@ -111,8 +134,15 @@ class Network(Running):
         _ip(switch, "link", "set", port, "master", SWITCH, "up")
         _ip(namespace, "address", "add", f"{self.address(name)}/{ADDRESSES.prefixlen}", "dev", LINK)
         _ip(namespace, "link", "set", LINK, "up")
-        self._shape(namespace, LINK)
-        self._shape(switch, port)
+        rate = self._rates.get(name, self._rate)
+        self._shape(namespace, LINK, rate)
+        self._shape(switch, port, rate)
+        if self._loss:
+            for where, device in ((namespace, LINK), (switch, port)):
+                _ip(where, "link", "set", device, "gso_max_segs", "1")  # packets of 64 KiB would be lost as a whole
+            lost = f"numgen random mod 10000 < {round(self._loss * 10000)}"
+            hook = f'type filter hook ingress device "{LINK}" priority 0'
+            run([*self.inside(name), "nft", f"table netdev loss {{ chain in {{ {hook}; {lost} drop; }}; }}"])
 
     def _start_wires(self) -> None:
         """From host to host and back a packet passes four wires."""
@@ -120,9 +150,9 @@ class Network(Running):
         argv = [sys.executable, wire.__file__, str(self._round_trip / 4), *pairs]
         self._wires = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=self._ends)
 
-    def _shape(self, namespace: str, device: str) -> None:
+    def _shape(self, namespace: str, device: str, bits: int) -> None:
         """Limit what a device sends."""
-        rate = ["tbf", "rate", f"{self._rate}bit", "burst", str(BURST), "latency", f"{QUEUE * 1000:g}ms"]
+        rate = ["tbf", "rate", f"{bits}bit", "burst", str(BURST), "latency", f"{QUEUE * 1000:g}ms"]
         run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *rate])
 
     def stop(self) -> None:

@@ -25,6 +25,26 @@ ASK = """
 import socket, sys
 print(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))))
 """
+COUNT = """
+import socket
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.bind(("", 0))
+print(receiver.getsockname()[1], flush=True)
+came = 0
+while receiver.recv(100) != b"end":
+    came += 1
+print(came)
+"""
+SEND = """
+import contextlib, socket, sys
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.connect((sys.argv[1], int(sys.argv[2])))
+for number in range(1000):
+    with contextlib.suppress(ConnectionRefusedError):
+        sender.send(bytes(100))
+for _ in range(100):
+    sender.send(b"end")
+"""
 KILLED = """
 import os, signal, subprocess, sys
 from lab.network import Network
@@ -84,6 +104,28 @@ class NetworkTest(TestCase):
             begin = time.monotonic()
             self.assert_reached(network, "a", "b")
             self.assertGreater(time.monotonic() - begin, 0.2)
+        self.assertEqual([], namespaces_of(os.getpid()))
+
+    def test_packets_are_lost_one_by_one(self) -> None:
+        with Network(["a", "b"], loss=0.2) as network:
+            self.assert_reached(network, "a", "b")  # and the addresses are known
+            argv = [*network.inside("b"), sys.executable, "-c", COUNT]
+            receiver = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+            assert receiver.stdout is not None
+            port = receiver.stdout.readline().strip()
+            subprocess.run([*network.inside("a"), sys.executable, "-c", SEND, network.address("b"), port], check=True)
+            came = int(receiver.communicate()[0])
+        self.assertTrue(700 < came < 900, f"{came} of 1000 packets came, and 80 % should")
+
+    def test_hosts_of_a_rack_are_behind_its_uplink(self) -> None:
+        with Network(["a", "b", "c"], racks={"b": "r1", "c": "r1"}) as network:
+            for source, target, into in (("b", "c", False), ("a", "b", True)):
+                self.assert_reached(network, source, target)  # and the addresses are known
+                before = network.uplink_bytes("r1")[0]
+                send = [sys.executable, "-c", SEND, network.address(target), str(CLOSED_PORT)]
+                subprocess.run([*network.inside(source), *send], stderr=subprocess.DEVNULL, check=False)
+                crossed = network.uplink_bytes("r1")[0] - before
+                self.assertEqual(into, crossed > 50_000, f"{source} to {target}: {crossed} bytes")
         self.assertEqual([], namespaces_of(os.getpid()))
 
     def test_what_a_killed_lab_left_is_removed_with_its_processes(self) -> None:
