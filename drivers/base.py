@@ -362,8 +362,8 @@ class ImageSource(Protocol):
     """
 
     fills: bool
-    """Whether ``fill`` returns at once, and goes on behind what VMs read. Without it there are no pins, boot sets or
-    ``put``."""
+    """Whether ``fill`` returns at once, and goes on behind what VMs read. Without it there are no pins, boot sets,
+    ``put`` or ``get``."""
 
     @property
     def address(self) -> str:

@@ -165,6 +165,9 @@ class LayeredSource:
     def put(self, image: Image, ranges: Sequence[Range], file: int) -> Taken:  # noqa: ARG002
         raise NotPossible(f"image {image.name}: this cache takes nothing but from parents")
 
+    def get(self, image: Image, ranges: Sequence[Range], file: int) -> None:  # noqa: ARG002
+        raise NotPossible(f"image {image.name}: this cache gives nothing but to children and disks")
+
     def pin(self, image: Image, until: float) -> None:  # noqa: ARG002
         raise NotPossible(f"image {image.name}: this cache cannot promise to keep it")
 

@@ -69,6 +69,10 @@ enum Call {
         image: String,
         ranges: Vec<(u64, u64)>,
     },
+    Get {
+        image: String,
+        ranges: Vec<(u64, u64)>,
+    },
     Lacking {
         image: String,
     },
@@ -123,6 +127,10 @@ fn pairs(ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
     ranges.iter().map(|range| (range.start, range.end)).collect()
 }
 
+fn ranges_of(pairs: &[(u64, u64)]) -> Vec<Range<u64>> {
+    pairs.iter().map(|&(begin, end)| begin..end).collect()
+}
+
 struct Agent {
     stream: UnixStream,
     registry: Arc<Registry>,
@@ -161,13 +169,16 @@ impl Agent {
             Call::Fill { image, ranges, idle, rate } => {
                 let _entered = self.runtime.enter();
                 let class = if idle { Class::Idle } else { Class::Soon };
-                self.registry.fill(&image, ranges.into_iter().map(|(begin, end)| begin..end).collect(), class, rate)?;
+                self.registry.fill(&image, ranges_of(&ranges), class, rate)?;
             }
             Call::Put { image, ranges } => {
                 let mut file = file.ok_or_else(|| Refused::Invalid("a put needs a file".to_owned()))?;
-                let ranges: Vec<_> = ranges.into_iter().map(|(begin, end)| begin..end).collect();
-                let taken = self.registry.served(&image)?.put(&ranges, &mut file, &self.runtime)?;
+                let taken = self.registry.served(&image)?.put(&ranges_of(&ranges), &mut file, &self.runtime)?;
                 return Ok(json!({ "kept": taken.kept, "wrong": pairs(&taken.wrong), "full": taken.full }));
+            }
+            Call::Get { image, ranges } => {
+                let file = file.ok_or_else(|| Refused::Invalid("a get needs a file".to_owned()))?;
+                self.registry.served(&image)?.get(&ranges_of(&ranges), file, &self.runtime)?;
             }
             Call::Lacking { image } => {
                 let image = self.registry.served(&image)?;

@@ -75,7 +75,7 @@ impl std::fmt::Debug for Name {
     }
 }
 
-fn is_zero(data: &[u8]) -> bool {
+pub(crate) fn is_zero(data: &[u8]) -> bool {
     data.chunks(64).all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }
 

@@ -56,7 +56,7 @@ _QUICK = 2.0
 """Seconds that the process gets to tell how its images are."""
 
 _LONG = 3600.0
-"""Seconds that a call may take that reads from a parent, or from a pipe."""
+"""Seconds that a call may take that reads from a parent, or uses a pipe."""
 
 _SCHEME = "nbds://"
 
@@ -198,6 +198,10 @@ class ChunkSource:
         taken = self._call("put", {"image": image.name, "ranges": _pairs(ranges)}, file=file, timeout=_LONG)
         self._told = -FRESH
         return Taken(taken["kept"], tuple(_ranges(taken["wrong"])), taken["full"])
+
+    def get(self, image: Image, ranges: Sequence[Range], file: int) -> None:
+        self._call("get", {"image": image.name, "ranges": _pairs(ranges)}, file=file, timeout=_LONG)
+        self._told = -FRESH
 
     def pin(self, image: Image, until: float) -> None:
         self._call("pin", {"key": image.key, "until": int(until)})

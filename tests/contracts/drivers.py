@@ -7,6 +7,9 @@ attributes named first. ``make`` gives a new driver object over the same host, a
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +28,8 @@ from drivers.base import (
     Opened,
     Parent,
     PathState,
+    Range,
+    Taken,
     VmDiskDriver,
 )
 from drivers.blocks import open_blocks
@@ -35,6 +40,7 @@ from drivers.errors import (
     DeviceInUse,
     DeviceRefused,
     DiskInUse,
+    DriverError,
     InUse,
     NoParents,
     NotAttached,
@@ -520,6 +526,66 @@ class SourceContract(TestCase):
             self.assertRaises(BadName, source.serving, name)
             self.assertRaises(BadName, source.drop, name, None)
         self.assert_nothing_left(source)
+
+
+class MovingContract(TestCase):
+    """``origin`` serves ``image`` from ``file``; ``child`` reads from there, and keeps nothing yet.
+
+    The image has a manifest. Some of its chunks hold nothing but zeros.
+    """
+
+    image: Image
+    file: Path
+    origin: ImageSource
+    child: ImageSource
+
+    def test_what_one_host_gives_another_can_keep(self) -> None:
+        lacking = self.child.lacking(self.image)
+        wanted = sum(each.length for each in lacking)
+        self.assertTrue(0 < wanted < self.image.size)
+        with tempfile.TemporaryFile() as moved:
+            self.origin.get(self.image, lacking, moved.fileno())
+            moved.seek(0)
+            self.assertEqual(Taken(wanted), self.child.put(self.image, lacking, moved.fileno()))
+        self.assertEqual([], list(self.child.lacking(self.image)))
+        self.assertEqual(self.file.read_bytes(), self.got(self.child, [Range(0, self.image.size)]))
+
+    def test_any_ranges_go_into_a_pipe_one_after_the_other_wherever_they_come_from(self) -> None:
+        content = self.file.read_bytes()
+        ranges = [Range(self.image.size - 1, 1), Range(5, 100_000), Range(5, 1)]
+        expected = b"".join(content[each.offset :][: each.length] for each in ranges)
+        for source in (self.child, self.origin):
+            self.assertEqual(expected, self.got(source, ranges))
+
+    def got(self, source: ImageSource, ranges: list[Range]) -> bytes:
+        reader, writer = os.pipe()
+        with ThreadPoolExecutor(1) as pool, os.fdopen(reader, "rb") as pipe:
+            with os.fdopen(writer, "wb"):
+                read = pool.submit(pipe.read)
+                source.get(self.image, ranges, writer)
+            return read.result()
+
+    def test_a_file_is_written_from_where_it_is(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(b"before")
+            file.flush()
+            self.origin.get(self.image, [Range(0, self.image.size)], file.fileno())
+            file.seek(0)
+            self.assertEqual(b"before" + self.file.read_bytes(), file.read())
+
+    def test_a_pipe_whose_reader_goes_away_is_an_error(self) -> None:
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "wb"), ThreadPoolExecutor(1) as pool:
+            with os.fdopen(reader, "rb", buffering=0) as pipe:
+                get = pool.submit(self.child.get, self.image, [Range(0, self.image.size)], writer)
+                pipe.read(1)
+            self.assertRaises(DriverError, get.result)
+
+    def test_ranges_that_are_empty_or_not_of_the_image_are_refused(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            for bad in (Range(0, 0), Range(self.image.size, 1), Range(1, self.image.size)):
+                self.assertRaises(DriverError, self.origin.get, self.image, [Range(0, 1), bad], file.fileno())
+            self.assertEqual(0, file.seek(0, os.SEEK_END))
 
 
 class VmDiskContract(TestCase):

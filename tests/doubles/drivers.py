@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,16 +31,19 @@ from drivers.base import (
     PathStatus,
     Place,
     Range,
+    Taken,
 )
 from drivers.blocks import Blocks, open_blocks
 from drivers.cache.cachefiles import checked_key
 from drivers.cachemodels import CachedDevice, DeviceState, Volume, VolumeState
+from drivers.door import translated
 from drivers.errors import (
     BadDevice,
     BadDisk,
     DeviceInUse,
     DeviceRefused,
     DiskInUse,
+    DriverError,
     InUse,
     NoParents,
     NotAttached,
@@ -114,6 +117,10 @@ class Host:
         self.filled: dict[str, Filled] = {}
         """By image, how far that is; else it goes on."""
         self.pins: dict[str, float] = {}
+        self.contents: dict[str, bytes] = {}
+        """By key, all that an image holds, here or at its parents. Tests of ``put`` and ``get`` set it."""
+        self.chunks: dict[str, set[int]] = {}
+        """By key, where the chunks begin that came by ``put``."""
         self.volumes = {Path(POOL.path): POOL}
         """Of the cache, if the driver has volumes."""
         self.endpoints: set[str] = set()
@@ -547,6 +554,42 @@ class SourceDouble(LayeredSource):
         filled = self.host.filled.get(checked(image), Filled(goes_on=bool(self.host.filling.get(image))))
         return replace(filled, pinned=self.host.pins.get(image, 0))
 
+    def lacking(self, image: Image) -> list[Range]:
+        content, here = self._content(image), self.host.chunks.get(image.key, set())
+        if image.name not in self.host.routes:
+            return []  # an origin
+        return _chunks(
+            begin for begin in range(0, image.size, CHUNK) if begin not in here and any(content[begin:][:CHUNK])
+        )
+
+    def put(self, image: Image, ranges: Sequence[Range], file: int) -> Taken:
+        content, here = self._content(image), self.host.chunks.setdefault(image.key, set())
+        new, wrong = set[int](), list[int]()
+        with self.host.act("source.put"):
+            for each in ranges:
+                for begin in range(each.offset, each.offset + each.length, CHUNK):
+                    right = _read(file, CHUNK) == content[begin:][:CHUNK]
+                    new.add(begin) if right else wrong.append(begin)
+            kept = CHUNK * len(new - here)
+            here |= new
+        return Taken(kept, tuple(_chunks(wrong)))
+
+    def get(self, image: Image, ranges: Sequence[Range], file: int) -> None:
+        content = self._content(image)
+        if not all(0 < each.length <= image.size - each.offset for each in ranges):
+            raise DriverError("a range has to be within the image, and not empty")
+        try:
+            with self.host.act("source.get"), open(file, "wb", closefd=False) as out:
+                out.writelines(content[each.offset :][: each.length] for each in ranges)
+        except OSError as error:
+            raise translated(error) from error
+
+    def _content(self, image: Image) -> bytes:
+        """What a served image holds: whole chunks."""
+        if image.name not in self.host.served:
+            raise NotAttached(image.name)
+        return self.host.contents[image.key]
+
     def drop(self, image: str, content: Image | None) -> None:
         super().drop(image, content)
         self.host.filling.pop(image, None)
@@ -635,6 +678,27 @@ def number_in(device: Path) -> str:
         return f"{os.major(number)}:{os.minor(number)}"
     said = device.read_text() if device.is_file() else ""
     return said if re.fullmatch(r"\d+:\d+", said) else ""
+
+
+def _chunks(begins: Iterable[int]) -> list[Range]:
+    """The ranges of chunks, in order, that begin there."""
+    ranges: list[Range] = []
+    for begin in begins:
+        if ranges and ranges[-1].offset + ranges[-1].length == begin:
+            ranges[-1] = replace(ranges[-1], length=ranges[-1].length + CHUNK)
+        else:
+            ranges.append(Range(begin, CHUNK))
+    return ranges
+
+
+def _read(file: int, length: int) -> bytes:
+    """The next bytes of a file or a pipe."""
+    data = b""
+    while len(data) < length:
+        if not (part := os.read(file, length - len(data))):
+            raise DriverError("the file ends too early")
+        data += part
+    return data
 
 
 def _host(place: Place | Host) -> Host:

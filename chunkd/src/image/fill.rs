@@ -231,7 +231,7 @@ impl Pace {
 }
 
 /// Parts of a range, each for one request.
-fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+pub(super) fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let mut begin = range.start;
     std::iter::from_fn(move || {
         let end = ((begin / PIECE + 1) * PIECE).min(range.end);

@@ -2,6 +2,7 @@
 
 mod bootset;
 mod fill;
+mod get;
 mod put;
 
 use std::collections::{HashMap, VecDeque};

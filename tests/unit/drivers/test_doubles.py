@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.doubles.drivers import (
     ExportDouble,
     Host,
     SnapshotDouble,
+    SourceDouble,
     blocks_of,
     source_over,
 )
@@ -105,6 +107,22 @@ class SourceDoubleTest(Memory, contracts.SourceContract):
 
     def make(self) -> LayeredSource:
         return source_over(self.host)
+
+
+class MovingDoubleTest(Memory, contracts.MovingContract):
+    """The origin is another host in memory."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.file = folder_for(self) / "content"
+        self.file.write_bytes(os.urandom(self.image.size // 2).ljust(self.image.size, b"\0"))
+        self.origin, self.child = (self.source_over(host) for host in (Host(), self.host))
+        self.origin.ensure_origin(self.image, self.file)
+        self.child.ensure(self.image, [Parent("origin", ADDRESS)])
+
+    def source_over(self, host: Host) -> SourceDouble:
+        host.contents[self.image.key] = self.file.read_bytes()
+        return source_over(host)
 
 
 class VmDiskDoubleTest(Memory, contracts.VmDiskContract, contracts.SnapshotContract):

@@ -47,17 +47,8 @@ class ChunkSourceContractTest(ChunkHostCase, contracts.SourceContract):
         return self.h.restart()
 
 
-class ChunkSourceTest(ChunkHostCase):
-    def test_a_chain_of_hosts_reads_all_of_an_image(self) -> None:
-        image, file = self.make_image()
-        top, middle, leaf = self.host("top"), self.host("middle"), self.host("leaf")
-        top.serve_file(image, file, "middle")
-        middle.join(image, [top], "leaf")
-        leaf.join(image, [middle])  # with another parent it would leave one that is slow
-        self.assert_same(leaf.uri(image), file)
-        for host in (middle, leaf):
-            host.wait_held(image, image.size)  # nothing proves that a chunk of such an image is one of zeros
-        wait_until(lambda: leaf.states(image)[0] is ACTIVE)
+class CopiedCase(ChunkHostCase):
+    """Brings images with manifests."""
 
     def copied(self) -> tuple[ChunkHost, ChunkHost, Image, Path]:
         """A host that has published a copy of a file, a child of that host, the image and the file."""
@@ -68,6 +59,28 @@ class ChunkSourceTest(ChunkHostCase):
         top.serve_file(image, store.path(image), "child")
         child.join(image, [top])
         return top, child, image, file
+
+
+class MovingContractTest(CopiedCase, contracts.MovingContract):
+    """The image is a copy of its file."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        top, child, self.image, self.file = self.copied()
+        self.origin, self.child = top.source, child.source
+
+
+class ChunkSourceTest(CopiedCase):
+    def test_a_chain_of_hosts_reads_all_of_an_image(self) -> None:
+        image, file = self.make_image()
+        top, middle, leaf = self.host("top"), self.host("middle"), self.host("leaf")
+        top.serve_file(image, file, "middle")
+        middle.join(image, [top], "leaf")
+        leaf.join(image, [middle])  # with another parent it would leave one that is slow
+        self.assert_same(leaf.uri(image), file)
+        for host in (middle, leaf):
+            host.wait_held(image, image.size)  # nothing proves that a chunk of such an image is one of zeros
+        wait_until(lambda: leaf.states(image)[0] is ACTIVE)
 
     def test_the_manifest_of_a_copy_proves_what_a_host_reads_and_zeros_are_not_kept(self) -> None:
         top, child, image, file = self.copied()
