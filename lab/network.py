@@ -140,7 +140,7 @@ class Network(Running):
         if self._loss:
             for where, device in ((namespace, LINK), (switch, port)):
                 _ip(where, "link", "set", device, "gso_max_segs", "1")  # packets of 64 KiB would be lost as a whole
-            lost = f"numgen random mod 10000 < {round(self._loss * 10000)}"
+            lost = f"meta protocol ip numgen random mod 10000 < {round(self._loss * 10000)}"
             hook = f'type filter hook ingress device "{LINK}" priority 0'
             run([*self.inside(name), "nft", f"table netdev loss {{ chain in {{ {hook}; {lost} drop; }}; }}"])
 
