@@ -25,6 +25,7 @@ MODULES = {
     "migrate": ("migrate", "arrival"),
     "images": ("publish", "unpublish", "images", "hydrate", "tree"),
     "deploy": ("deploy", "deployments", "hosts"),
+    "bench": ("bench",),
     "cache": ("cache",),
     "host": ("status", "gc", "repair", "suspend", "accel", "doctor"),
     "agent": ("agent",),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from virtman.cli import options
+from virtman.cli.options import F
 from virtman.cli.output import Answer, Failure, progress
 from virtman.errors import VirtmanError
 from volt.printing import table
@@ -21,31 +23,60 @@ if TYPE_CHECKING:
 DAY = 86400
 
 
+TRAVEL = (
+    click.option("--to", "hosts", metavar="HOST,…", help="Names of hosts."),
+    click.option("--place", metavar="SITE/RACK", help="All hosts of a site or a rack that are alive."),
+    click.option("--all", "everywhere", is_flag=True, help="All hosts that are alive."),
+    click.option(
+        "--method", default="auto", show_default=True, metavar="METHOD",
+        help="How the image travels: lazy, tree, unicast, bittorrent, udpcast or uftp; auto tries the network and"
+        " chooses.",
+    ),
+    click.option(
+        "--encrypt/--no-encrypt", default=None, help="Only encrypted, or also not.  [default: as the method does]"
+    ),
+    click.option(
+        "--limit", type=options.SizeType(least=1), help="The most that each host receives in a second, e.g. 100M."
+    ),
+    click.option(
+        "--parallel", type=click.IntRange(1), default=1, show_default=True, help="With unicast: hosts at a time."
+    ),
+)  # fmt: skip
+"""Where an image goes, and how."""
+
+
+def travel(command: F) -> F:
+    """Give a command the options ``TRAVEL``, of which ``request`` makes what Volt is asked for."""
+    for option in reversed(TRAVEL):  # what is added last comes first
+        command = option(command)
+    return command
+
+
+def keep(days: float) -> Callable[[F], F]:
+    """The option that says for how long an image stays."""
+    return click.option("--keep", type=click.FloatRange(0, min_open=True), default=days, show_default=True,
+        metavar="DAYS", help="How long the image stays on the hosts.",
+    )  # fmt: skip
+
+
+def request(
+    image: str, keep: float, *, hosts: str | None, place: str | None, everywhere: bool, **how: Any
+) -> dict[str, Any]:
+    """What Volt is asked for (``volt.deploymodels.DeploymentRequest``). Raises UsageError."""
+    if [hosts is not None, place is not None, everywhere].count(True) != 1:
+        raise click.UsageError("say where: --to HOST,…, --place SITE/RACK or --all")
+    named = hosts.split(",") if hosts is not None else None
+    where = {"hosts": named, "place": place, "everywhere": everywhere}
+    return {"image": image, "keep_s": int(keep * DAY), **where, **how}
+
+
 @options.command()
 @options.image
-@click.option("--to", "hosts", metavar="HOST,…", help="Names of hosts.")
-@click.option("--place", metavar="SITE/RACK", help="All hosts of a site or a rack that are alive.")
-@click.option("--all", "everywhere", is_flag=True, help="All hosts that are alive.")
-@click.option(
-    "--method", default="auto", show_default=True, metavar="METHOD",
-    help="How the image travels: lazy, tree, unicast, bittorrent, udpcast or uftp; auto tries the network and chooses.",
-)  # fmt: skip
-@click.option(
-    "--encrypt/--no-encrypt", default=None, help="Only encrypted, or also not.  [default: as the method does]"
-)
-@click.option("--keep", type=click.FloatRange(0, min_open=True), default=30, show_default=True, metavar="DAYS",
-    help="How long the image stays on the hosts.",
-)  # fmt: skip
-@click.option(
-    "--limit", type=options.SizeType(least=1), help="The most that each host receives in a second, e.g. 100M."
-)
-@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="With unicast: hosts at a time.")
+@travel
+@keep(30)
 @click.option("--explain", is_flag=True, help="Say why auto chose the method, and what each would have taken.")
 @click.option("--detach", is_flag=True, help='Return when it is planned; see "virtman deployments".')
-def deploy(
-    client: AgentClient, image: str, hosts: str | None, place: str | None, everywhere: bool, method: str,
-    encrypt: bool | None, keep: float, limit: int | None, parallel: int, explain: bool, detach: bool,
-) -> Answer:  # fmt: skip
+def deploy(client: AgentClient, image: str, keep: float, *, explain: bool, detach: bool, **how: Any) -> Answer:
     """Bring all of IMAGE to many hosts, which then need no other host to read it.
 
     Hosts that have a part of it get only the rest. bittorrent and udpcast send unencrypted, and so does uftp without
@@ -61,14 +92,7 @@ def deploy(
       virtman deploy debian-12 --to node-1,node-2 --detach
       virtman deploy debian-12 --all --no-encrypt --explain
     """
-    if [hosts is not None, place is not None, everywhere].count(True) != 1:
-        raise click.UsageError("say where: --to HOST,…, --place SITE/RACK or --all")
-    wanted = {
-        "image": image, "hosts": hosts.split(",") if hosts is not None else None, "place": place,
-        "everywhere": everywhere, "method": method, "encrypt": encrypt, "keep_s": int(keep * DAY), "limit": limit,
-        "parallel": parallel,
-    }  # fmt: skip
-    made = client.deploy(wanted)
+    made = client.deploy(request(image, keep, **how))
     if detach:
         return Answer(made, f"deployment {made.id}: {image} to {len(made.hosts)} hosts by {made.method}")
     try:

@@ -84,16 +84,24 @@ def _abort(client: AgentClient, vm: str, to: str | None, agent: str | None, *, f
 
 @contextmanager
 def interrupted(vm: str) -> Iterator[None]:
-    """Whatever ends this command is taken for Ctrl-C, after which what can be undone is. Under nohup(1) it goes on."""
+    """Whatever ends this command is taken for Ctrl-C, after which what can be undone is."""
+    try:
+        with taken_for_ctrl_c():
+            yield
+    except KeyboardInterrupt as error:
+        notes = getattr(error, "__notes__", [])
+        raise Failure("; ".join([f"interrupted: 'virtman list' says where vm {vm!r} is", *notes])) from error
+
+
+@contextmanager
+def taken_for_ctrl_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt also for what else ends a command. Under nohup(1) it goes on."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     for number in heard:
         signal.signal(number, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt as error:
-        notes = getattr(error, "__notes__", [])
-        raise Failure("; ".join([f"interrupted: 'virtman list' says where vm {vm!r} is", *notes])) from error
     finally:
         for number in heard:
             signal.signal(number, before[number])
