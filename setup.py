@@ -79,6 +79,9 @@ setup(
             "dmthin = drivers.snapshot.dmthin:DmThinDisks",
             "qcow2 = drivers.snapshot.qcow2:Qcow2Disks",
         ],
-        "virtman.drivers.transfer": ["udpcast = drivers.transfer.udpcast:UdpcastTransfer"],
+        "virtman.drivers.transfer": [
+            "auto = drivers.transfer.probe:Probe",
+            "udpcast = drivers.transfer.udpcast:UdpcastTransfer",
+        ],
     },
 )

@@ -23,7 +23,7 @@ from lab.cluster import network_names
 from lab.network import Network
 
 IMAGE = "img"
-METHODS = ("tree", "lazy", "unicast")
+METHODS = ("tree", "lazy", "unicast", "udpcast", "uftp", "bittorrent", "auto")
 COLUMNS = ("method", "hosts", "time", "times the floor", "sent by the source, times the image")
 
 

@@ -62,7 +62,8 @@ class Agent:
             step=step,
         )
         store = ImageStore(config.state, Room(config.state, config.reserve))
-        volt = VoltLink(client, config.name, source.address, config.location)
+        methods = usable(Machine(), config.address) if source.fills else {}
+        volt = VoltLink(client, config.name, source.address, config.location, sorted(methods))
         accel = _accel(config)
         machines = LibvirtMachines(config.libvirt, config.name, config.state / "machines", accel.use)
         vms = RecordStore(records / "vms", VmRecord)
@@ -75,8 +76,7 @@ class Agent:
         no_devices = f"devices are not read through {named}; bcache does so"
         without = f"the cache driver of this host, {named}, has no volumes; chunkstore and bcache have them"
         self.devices = Devices(RecordStore(records / "devices", DeviceRecord), cached, no_devices, step)
-        drivers = usable(Machine(), config.address) if source.fills else {}
-        self.transfers = Transfers(config.place, source, drivers, lambda: self.heartbeat.soon())
+        self.transfers = Transfers(config.place, source, methods, lambda: self.heartbeat.soon())
         self.upkeep = Upkeep(self.stacks, self.vms, group, self.devices, self.transfers, config.idle_grace)
         self.heartbeat = Heartbeat(self._tell_volt, self.upkeep.handle)
         self.publishing = Publishing(self.vms, (config.state, config.run), step)
@@ -134,7 +134,7 @@ class Agent:
     def _tell_volt(self) -> HeartbeatAnswer:
         reports, needed = self.upkeep.news()
         transfers = self.upkeep.deployments.reports()
-        return self.stacks.volt.heartbeat(reports, self.upkeep.kept, needed, transfers, self.transfers.methods)
+        return self.stacks.volt.heartbeat(reports, self.upkeep.kept, needed, transfers)
 
 
 def _accel(config: AgentConfig) -> models.Accel:

@@ -177,11 +177,6 @@ class Transfers:
         """Delete what a killed agent has left: nothing of it is of use."""
         shutil.rmtree(self._place.state / LAYER, ignore_errors=True)
 
-    @property
-    def methods(self) -> list[str]:
-        """Those that this host has all for."""
-        return sorted(self._drivers)
-
     def hear(self, tasks: Iterable[TransferTask]) -> None:
         """End what is not wanted any more, and begin what Volt says. Returns at once."""
         wanted = {task.deployment: task for task in tasks if self.knows(task)}

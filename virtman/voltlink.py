@@ -45,22 +45,25 @@ ERRORS: dict[type[volt_errors.VoltError], type[VirtmanError]] = {
 
 
 class VoltLink:
-    """One host's calls to Volt. ``address`` is where its children reach it; ``place`` its site and rack."""
+    """One host's calls to Volt. ``address`` is where its children reach it; ``place`` its site and rack; ``methods``:
+    those by which it can get whole images."""
 
-    def __init__(self, client: VoltClient, host: str, address: str, place: str = "") -> None:
+    def __init__(
+        self, client: VoltClient, host: str, address: str, place: str = "", methods: Sequence[str] = ()
+    ) -> None:  # fmt: skip
         self._client = client
         self._host = host
-        self._address, self._place = address, place
+        self._address, self._place, self._methods = address, place, methods
 
     def heartbeat(
         self, nodes: list[NodeReport], kept: Sequence[str] = (), needed: Sequence[str] = (),
-        transfers: Sequence[TransferReport] = (), methods: Sequence[str] = (),
+        transfers: Sequence[TransferReport] = (),
     ) -> HeartbeatAnswer:  # fmt: skip
         """Tell Volt what this host has, the digests of what it keeps besides, and images that it may need besides.
 
-        ``transfers``: how far it is in deployments; ``methods`` that it can use for these. Raises CoordinatorDown.
+        ``transfers``: how far it is in deployments. Raises CoordinatorDown.
         """
-        told = (nodes, kept, needed, self._address, self._place, transfers, methods)
+        told = (nodes, kept, needed, self._address, self._place, transfers, self._methods)
         return self._call(lambda: self._client.heartbeat(self._host, *told))
 
     def deploy(self, wanted: DeploymentRequest) -> Deployment:
@@ -170,14 +173,17 @@ class VoltLink:
             try:
                 return call()
             except volt_errors.HostUnknown:
-                self._client.register(self._host, self._address, self._place)
+                self._register()
                 return call()
         except volt_errors.VoltError as error:
             raise translated(error) from error
 
     def register(self) -> None:
-        """Tell Volt this host's address and place, which may have changed. Raises CoordinatorDown."""
-        self._call(lambda: self._client.register(self._host, self._address, self._place))
+        """Tell Volt this host's address, place and methods, which may have changed. Raises CoordinatorDown."""
+        self._call(self._register)
+
+    def _register(self) -> None:
+        self._client.register(self._host, self._address, self._place, self._methods)
 
 
 def translated(error: volt_errors.VoltError) -> VirtmanError:

@@ -155,7 +155,7 @@ def _add_hosts(app: OpenAPI, volt: Coordinator) -> None:
     @app.put("/v1/hosts/<host>", responses={200: Host})
     def register_host(path: HostPath, header: AgentHeader, body: HostRequest) -> Response:
         """Register a host or refresh it; its places in the trees stay."""
-        return _answer(volt.register(path.host, body.address, body.place, agent=header.agent))
+        return _answer(volt.register(path.host, body.address, body.place, body.methods, agent=header.agent))
 
     @app.delete("/v1/hosts/<host>", responses={204: None})
     def remove_host(path: HostPath) -> Response:

@@ -108,9 +108,15 @@ class VoltClient:
     def close(self) -> None:
         self._http.close()
 
-    def register(self, host: str, address: str, place: str | None = None) -> Host:
-        """Register a host or refresh it. It keeps its places in the trees, unless it is in another ``place`` now."""
-        return self._call(Host, "PUT", f"/v1/hosts/{_name(host)}", HostRequest, address=address, place=place)
+    def register(
+        self, host: str, address: str, place: str | None = None, methods: Sequence[str] | None = None
+    ) -> Host:  # fmt: skip
+        """Register a host or refresh it. It keeps its places in the trees, unless it is in another ``place`` now.
+
+        ``methods``: see HeartbeatRequest.
+        """
+        told = {"address": address, "place": place, "methods": None if methods is None else list(methods)}
+        return self._call(Host, "PUT", f"/v1/hosts/{_name(host)}", HostRequest, **told)
 
     def hosts(self) -> list[Host]:
         """All registered hosts, by name."""

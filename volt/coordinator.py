@@ -63,7 +63,10 @@ class Coordinator:
         self.deployments = Deployments(store, self._now)
         self.leases = Leases(store, self._policy, self._now, self.metrics, self.deployments)
 
-    def register(self, host: str, address: str, place: str | None = None, *, agent: str = "") -> Host:
+    def register(
+        self, host: str, address: str, place: str | None = None, methods: Sequence[str] | None = None, *,
+        agent: str = "",
+    ) -> Host:  # fmt: skip
         """Register a host or refresh it. Raises HostTaken."""
         with self.store.write() as session:
             row = session.get(HostRow, host, with_for_update={"key_share": True})
@@ -75,6 +78,8 @@ class Coordinator:
             self.leases.renew(row, agent)
             self._note_address(session, row, address)
             self._note_place(session, row, place)
+            if methods is not None:
+                row.methods = _words(methods)
             return Host.model_validate(row, from_attributes=True)
 
     def hosts(self) -> list[Host]:
@@ -121,7 +126,7 @@ class Coordinator:
             row = self._caller(session, host, agent)
             self._note_address(session, row, address)
             self._note_place(session, row, place)
-            row.methods = " ".join(sorted(set(methods)))
+            row.methods = _words(methods)
             interval, lease = self.leases.terms(session)
             row.lease_s = lease
             stored = queries.nodes_of(session, host)
@@ -389,6 +394,10 @@ class Coordinator:
             children=[Child(host=name, secret=secret(node.host, name)) for name in tree.children(node)],
             serving_key=serving(node.host),
         )
+
+
+def _words(methods: Sequence[str]) -> str:
+    return " ".join(sorted(set(methods)))
 
 
 def _tree_node(tree: Tree, node: Node, depth: int = 0) -> TreeNode:

@@ -49,10 +49,14 @@ class NodeState(State):
 
 
 class HostRequest(Request):
-    """A host registers, or its address or place has changed. Without a place it keeps the one that it has."""
+    """A host registers, or what it says of itself has changed; what it does not say stays as it is.
+
+    ``methods``: see ``HeartbeatRequest``.
+    """
 
     address: Address
     place: Where | None = None
+    methods: list[Method] | None = Field(default=None, max_length=32)
 
 
 class PublishRequest(Request):

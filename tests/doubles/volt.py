@@ -99,12 +99,16 @@ class VoltDouble:
         if what == "after volt.publish":
             self.down = True
 
-    def register(self, host: str, address: str, place: str | None = None, *, agent: str = "") -> Host:
+    def register(
+        self, host: str, address: str, place: str | None = None, methods: Sequence[str] | None = None, *,
+        agent: str = "",
+    ) -> Host:  # fmt: skip
         self._answer("register")
         self.hosts.setdefault(host, address)
         self._check(host, agent)
         self.hosts[host], self.agents[host] = address, agent
         self._note_place(host, place)
+        self.methods = list(methods or self.methods)
         return Host(
             name=host, address=address, place=self.locations[host], state=HostState.ALIVE,
             last_seen=datetime(2026, 1, 1, tzinfo=UTC),
