@@ -135,7 +135,7 @@ class Deployments:
                 tasks.append(_task(session, transfer, leg, row, image))
         for leg in sending:
             row = session.get_one(DeploymentRow, leg.deployment_id)
-            if (report := sent.get(row.id)) is not None and legs.note_sender(leg, report, self._now()):
+            if (report := sent.get(row.id)) is not None and legs.note_sender(session, leg, report, self._now()):
                 touched.append(row.id)
             if leg.ended is None:
                 tasks.append(_sender_task(session, leg, row))
@@ -340,7 +340,7 @@ def _transfers_of(session: Session, host: str) -> Sequence[tuple[TransferRow, De
 
 def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: DeploymentRow, image: str) -> TransferTask:
     method = METHODS[row.method]
-    if leg is not None and (leg.ended is not None or leg.source == transfer.host):
+    if leg is not None and leg.source == transfer.host:
         leg = None
     begun = leg is not None and leg.started is not None
     return TransferTask(

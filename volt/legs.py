@@ -90,19 +90,27 @@ def note_receiver(transfer: TransferRow, leg: LegRow, report: TransferReport) ->
     return news
 
 
-def note_sender(leg: LegRow, report: TransferReport, now: float) -> bool:
+def note_sender(session: Session, leg: LegRow, report: TransferReport, now: float) -> bool:
     """The sender of a leg says how far it is. Returns whether that is news."""
     leg.sent = report.sent
-    if report.state in (TransferState.WHOLE, TransferState.FAILED, TransferState.CANCELLED):
-        log.info("leg %d: the sender %s has ended: %s", leg.id, leg.source, report.error or "all is sent")
-        leg.ended = now
+    if report.state is TransferState.WHOLE:
+        leg.ended = now  # what is on its way still arrives
+    elif report.state in (TransferState.FAILED, TransferState.CANCELLED):
+        _give_up(session, leg, now, f"the sender {leg.source} fails: {report.error}")
     elif leg.started is not None and leg.attempt != report.attempt:
-        leg.ended = now  # its agent started again
+        _give_up(session, leg, now, f"the agent of the sender {leg.source} started again")
     elif report.contact and leg.attempt != report.attempt:
         leg.attempt, leg.contact, leg.offered = report.attempt, report.contact, now
     else:
         return False
     return True
+
+
+def _give_up(session: Session, leg: LegRow, now: float, why: str) -> None:
+    """Have the receivers of a leg take the tree."""
+    log.warning("leg %d of deployment %d ends: %s", leg.id, leg.deployment_id, why)
+    leg.ended = now
+    session.execute(update(TransferRow).where(TransferRow.leg_id == leg.id).values(leg_id=None))
 
 
 def is_late(leg: LegRow, method: str, now: float) -> bool:
@@ -144,7 +152,7 @@ def advance(session: Session, deployment: DeploymentRow, now: float, patience: f
         if not receivers:
             leg.ended = now
         elif not _is_alive(session, leg.source):
-            _replace(leg, receivers, now)
+            _replace(session, leg, receivers, now)
         elif leg.started is None and leg.offered is not None:
             waited = now - leg.offered
             waiting = any(each.state is TransferState.WAITING for each in receivers)
@@ -183,13 +191,12 @@ def _is_alive(session: Session, host: str) -> bool:
     return state is HostState.ALIVE
 
 
-def _replace(leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:
+def _replace(session: Session, leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:
     """The sender is lost. Another host sends, unless the leg has begun or no two hosts are left."""
-    log.warning("leg %d of deployment %d: the sender %s is lost", leg.id, leg.deployment_id, leg.source)
     if leg.started is not None or len(receivers) < 2:
-        leg.ended = now
-        return
-    leg.source, leg.attempt, leg.contact, leg.offered = receivers[0].host, "", "", None
+        _give_up(session, leg, now, f"the sender {leg.source} is lost")
+    else:
+        leg.source, leg.attempt, leg.contact, leg.offered = receivers[0].host, "", "", None
 
 
 def _begin(leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:

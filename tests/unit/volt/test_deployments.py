@@ -309,17 +309,22 @@ class LegsTest(LegsCase):
         self.ready("origin", "2", sends=True)
         self.assertEqual([[("tree", True)], []], [self.told(host) for host in ("h2", "origin")])
 
-    def test_a_sender_that_ends_ends_it_for_all(self) -> None:
-        for number, state in enumerate((WHOLE, FAILED), start=1):
-            self.udpcast("h1")
-            more = {"deployment": number, "attempt": "1", "contact": "c"}
-            for host, sends in (("origin", True), ("h1", False)):
-                self.hear(host, TransferReport.model_validate({"state": READY, "sends": sends, **more}))
-            self.assertEqual([("udpcast", True)], self.told("h1"))
-            self.hear("origin", TransferReport.model_validate({"state": state, "sends": True, **more}))
-            self.assertEqual(([("tree", True)], []), (self.told("h1"), self.told("origin")))
-            self.volt.deployments.cancel(number)
-            self.hear("h1", TransferReport(deployment=number, state=TransferState.CANCELLED))
+    def begin(self) -> None:
+        """A sender and a receiver have begun."""
+        self.udpcast("h1")
+        self.offer()
+        self.ready("h1")
+        self.assertEqual([("udpcast", True)], self.told("h1"))
+
+    def test_what_a_sender_has_sent_still_arrives(self) -> None:
+        self.begin()
+        self.assertEqual([], self.say("origin", WHOLE, sends=True, attempt="1"))
+        self.assertEqual([("udpcast", True)], self.told("h1"))
+
+    def test_a_sender_that_fails_ends_it_for_all(self) -> None:
+        self.begin()
+        self.assertEqual([], self.say("origin", FAILED, sends=True, attempt="1"))
+        self.assertEqual([("tree", True)], self.told("h1"))
 
     def test_a_lost_sender_is_replaced_before_and_not_afterwards(self) -> None:
         self.udpcast("h1", "h2", "h3")
