@@ -29,16 +29,20 @@ STATUS_AGE = 1.0
 
 @contextlib.contextmanager
 def started_cluster(
-    name: str, hosts: int, fanout: int, leftovers: list[str], network: Network | None = None
-) -> Iterator[Cluster]:
+    name: str, hosts: int, fanout: int, leftovers: list[str], network: Network | None = None,
+    places: Mapping[str, str] | None = None,
+) -> Iterator[Cluster]:  # fmt: skip
     """An origin and ``hosts`` hosts. What they kept is removed at the end, their logs only if all went well.
+
+    ``places``: by host, its site and rack.
 
     What the cluster says when its end leaves something goes to ``leftovers``: the measurements before it are valid.
     """
     folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
     say(f"starting Volt (fanout {fanout}) and {hosts + 1} agents; their logs are in {folder}")
-    cluster = Cluster(folder, hosts + 1, volt_options=["--fanout", str(fanout)], network=network)
+    options = ["--fanout", str(fanout)]
+    cluster = Cluster(folder, hosts + 1, volt_options=options, network=network, places=places)
     try:
         with cluster:
             yield cluster

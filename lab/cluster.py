@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,11 +53,12 @@ class Cluster(Running):
         agent_options: Sequence[str] = (),
         agent: Sequence[str | Path] | None = None,
         network: Network | None = None,
+        places: Mapping[str, str] | None = None,
     ) -> None:
         """Nothing is started yet. ``accel`` is ``kvm`` or ``tcg``, as ``proven_accel`` found; ``agent``: another.
 
         ``libvirt``: that of all hosts, or of each. ``network``: one with ``network_names(hosts)``, entered already;
-        without it all hosts are at a loopback address.
+        without it all hosts are at a loopback address. ``places``: by host, its site and rack.
         """
         self.folder = folder
         _, *self.names = network_names(hosts)
@@ -66,7 +67,7 @@ class Cluster(Running):
         self._agent_options = ["--stack", "chunkstore", "--accel", accel, *agent_options]
         self._libvirts = [libvirt] * hosts if isinstance(libvirt, str) else list(libvirt)
         self._agent: list[str | Path] = [*(agent or [tool("virtman"), "agent"])]
-        self._network = network
+        self._network, self._places = network, places or {}
         self._token_file = folder / "volt.token" if network else None
         self._volt_listen = f"{network.address(VOLT)}:{VOLT_PORT}" if network else "127.0.0.1:0"
         self._run = Path("/nonexistent")
@@ -157,6 +158,8 @@ class Cluster(Running):
         argv = [*self._on(name), *self._agent, "--name", name, "--state", self.state_folder(host)]
         argv += ["--run", self.run_folder(host), "--volt", self.volt_url, *self._address_options(name)]
         argv += ["--libvirt", self._libvirts[host], *self._agent_options]
+        if name in self._places:
+            argv += ["--place", self._places[name]]
         service = Service(name, argv, self.folder / f"{name}.log")
         self._hosts[host] = service
         service.start()

@@ -1,0 +1,134 @@
+"""Hosts in network namespaces, and whole images on their way to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.errors import Failed, TookTooLong
+from benchmarks.figures import percentile
+from benchmarks.hosts import started_cluster
+from benchmarks.processes import say
+from lab.cluster import Cluster, network_names
+from lab.network import Network
+from lab.process import attempts
+from virtman.client import AgentClient
+from volt.client import Deployment
+
+IMAGE = "img"
+GONE_LIMIT = 120.0
+"""Seconds that hosts get to let go of an image."""
+
+
+@dataclass(frozen=True)
+class Net:
+    """``rate``: bits a second of each link. ``round_trip``: seconds. ``slow``: hosts whose links have a tenth of it.
+
+    ``racks``: by host, its rack, which is its site as well; all others are in a site with the origin.
+    """
+
+    rate: int
+    round_trip: float = 0.0
+    loss: float = 0.0
+    slow: Sequence[str] = ()
+    racks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One deployment. ``seconds`` until Volt knows that all are whole; ``floor``: of the image through one link once.
+
+    ``sent``: bytes that the origin's link carried out, with all headers. ``each``: the seconds of each host.
+    """
+
+    method: str
+    hosts: int
+    size: int
+    seconds: float
+    floor: float
+    sent: int
+    each: Mapping[str, float]
+    predicted: Mapping[str, float]
+
+    @property
+    def median(self) -> float:
+        """Seconds of the host in the middle."""
+        return percentile(list(self.each.values()), 50)
+
+    def cells(self) -> list[str]:
+        """For people."""
+        times = f"{self.seconds / self.floor:.2f}"
+        return [self.method, str(self.hosts), f"{self.seconds:.1f} s", times, f"{self.sent / self.size:.3f}"]
+
+
+COLUMNS = ("method", "hosts", "time", "times the floor", "sent by the source, times the image")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A cluster that runs, with an image at its origin, whose first bytes are ``image``'s."""
+
+    net: Net
+    network: Network
+    cluster: Cluster
+    image: Path
+
+    @property
+    def origin(self) -> AgentClient:
+        return self.cluster.agents[0]
+
+    def deploy(self, method: str, **more: object) -> Figures:
+        """Deploy the image to all hosts, which have nothing of it. Raises Failed."""
+        size, hosts = self.image.stat().st_size, len(self.cluster.names) - 1
+        before, begun = self.network.sent_bytes("origin"), time.monotonic()
+        made = self.origin.deploy({"image": IMAGE, "everywhere": True, "method": method, "encrypt": False, **more})
+        ended = self.origin.follow_deployment(made.id)
+        seconds = time.monotonic() - begun
+        if failed := [f"{host.host}: {host.error or host.state}" for host in ended.hosts if host.state != "whole"]:
+            raise Failed(f"{method}, {hosts} hosts: {'; '.join(failed)}")
+        floor = size * 8 / min(self.net.rate, 8 * (ended.limit or self.net.rate))
+        return Figures(
+            ended.method, hosts, size, seconds, floor, self.network.sent_bytes("origin") - before, _each(ended),
+            ended.predicted,
+        )  # fmt: skip
+
+    def let_go(self) -> None:
+        """Have all hosts forget the image. Raises TookTooLong."""
+        hosts = self.cluster.agents[1:]
+        for host in hosts:
+            host.end_hydration(IMAGE)
+        for _ in attempts(GONE_LIMIT):
+            for host in reversed(hosts):  # a host goes after its children
+                host.gc()
+            if not any(host.status().images for host in hosts):
+                return
+        raise TookTooLong(f"hosts have not let go of the image after {GONE_LIMIT:.0f} s")
+
+    def all_methods(self, methods: Sequence[str], **more: object) -> Iterator[Figures]:
+        """One deployment by each method, to hosts that have nothing."""
+        for method in methods:
+            found = self.deploy(method, **more)
+            say(", ".join(found.cells()))
+            yield found
+            self.let_go()
+
+
+def _each(ended: Deployment) -> dict[str, float]:
+    return {host.host: host.seconds for host in ended.hosts if host.seconds and host.host != "origin"}
+
+
+@contextmanager
+def scene(hosts: int, net: Net, image: Path, leftovers: list[str]) -> Iterator[Scene]:
+    """A cluster of an origin with the image and fresh hosts. Raises NoNetwork and others."""
+    names = network_names(hosts + 1)
+    rates = dict.fromkeys(net.slow, net.rate // 10)
+    places = {name: f"{net.racks.get(name, 'home')}/1" for name in names[1:]} if net.racks else {}
+    network = Network(
+        names, rate=net.rate, round_trip=net.round_trip, loss=net.loss, rates=rates, racks=net.racks
+    )  # fmt: skip
+    with network, started_cluster("deploy", hosts, 2, leftovers, network, places) as cluster:
+        cluster.agents[0].publish(IMAGE, image)
+        yield Scene(net, network, cluster, image)
