@@ -95,11 +95,11 @@ TREE = Call("GET", "/v1/images/<image>/tree", ImageTree, members=True,
 
 HOSTS = Call("GET", "/v1/hosts", HostList,
     summary="All hosts, where they are, and the images of which they have all")
-DEPLOYMENTS = Call("GET", "/v1/deployments", DeploymentList,
+DEPLOYMENTS = Call("GET", "/v1/deployments", DeploymentList, members=True,
     summary="Whole images on their way to many hosts, the newest first, without their hosts")
-DEPLOY = Call("POST", "/v1/deployments", Deployment,
+DEPLOY = Call("POST", "/v1/deployments", Deployment, members=True,
     summary="Bring a whole image to many hosts")
-DEPLOYMENT = Call("GET", "/v1/deployments/<deployment>", Deployment,
+DEPLOYMENT = Call("GET", "/v1/deployments/<deployment>", Deployment, members=True,
     summary="One deployment, and how far each of its hosts is")
 CANCEL_DEPLOYMENT = Call("DELETE", "/v1/deployments/<deployment>", Nothing,
     summary="End a deployment; hosts that have all of the image keep it")

@@ -28,7 +28,8 @@ FOR_OPERATORS = frozenset((call.method, call.path) for call in calls.ALL if call
 """Calls, by method and rule, that operators may make, besides those that are for all."""
 
 ALLOWED = (
-    "may create, copy, send and destroy disks of VMs, publish and list images, and have devices read through the cache"
+    "may create, copy, send and destroy disks of VMs, publish, list and deploy images, and have devices read through"
+    " the cache"
 )
 
 Permit = Callable[["VmRecord"], None]
