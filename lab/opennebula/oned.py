@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,8 +159,17 @@ class Oned:
             type=store.attributes.get("DISK_TYPE", "FILE"),
             format=image.format or "raw",
             tm_mad_system=mode,
-            attributes=dict(more),
+            attributes=self._inherited(image, store) | more,
         )
+
+    def _inherited(self, image: Image, store: Datastore) -> dict[str, str]:
+        """The attributes that a disk has of its datastore and of its image, which comes first."""
+        conf = self.frontend.oned_conf.read_text()
+        found: dict[str, str] = {}
+        for list_name, has in (("INHERIT_DATASTORE_ATTR", store.attributes), ("INHERIT_IMAGE_ATTR", image.attributes)):
+            names = re.findall(rf'^{list_name}\s*=\s*"([^"]*)"', conf, re.MULTILINE)
+            found |= {name: has[name] for name in names if has.get(name)}
+        return found
 
     def deploy(self, vm: Vm, host: str, datastore: int) -> Answer:
         """To a host: a waiting VM, or one that was undeployed or stopped."""

@@ -81,18 +81,20 @@ class Cards:
     @contextmanager
     def locked(self, path: PurePosixPath) -> Iterator[None]:
         """Nobody else changes the card meanwhile. Raises FrontendFailed."""
-        file = Path(path)
-        _check_name(path)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise FrontendFailed(f"cannot lock the card {path}: {error.strerror}") from error
-        try:
+        with _open_lock(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(lock)
+
+    @contextmanager
+    def locked_at_once(self, path: PurePosixPath) -> Iterator[bool]:
+        """As ``locked``, but does not wait: yields whether the card is locked now. Raises FrontendFailed."""
+        with _open_lock(path) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
 
     def read(self, path: PurePosixPath) -> Card:
         """The card of an image. Raises Refused (it is none of ours), FrontendFailed."""
@@ -130,6 +132,22 @@ class Cards:
             file.with_name(f".{file.name}.lock").unlink(missing_ok=True)
         except OSError as error:
             raise FrontendFailed(f"cannot remove the card {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _open_lock(path: PurePosixPath) -> Iterator[int]:
+    """The descriptor of a card's lock. Raises Refused, FrontendFailed."""
+    file = Path(path)
+    _check_name(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(file.with_name(f".{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FrontendFailed(f"cannot lock the card {path}: {error.strerror}") from error
+    try:
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def durable(file: Path, content: bytes) -> None:

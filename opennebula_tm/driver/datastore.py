@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from opennebula_tm.driver import names, nebula
 from opennebula_tm.driver.card import FORMATS, Card, Cards
 from opennebula_tm.driver.content import Contents, Origins
+from opennebula_tm.driver.deploying import ATTRIBUTE, check_method
 from opennebula_tm.driver.errors import DriverError, FrontendFailed, HostFailed, Refused
 from opennebula_tm.driver.moving import Streams
 from opennebula_tm.driver.nebula import MIB
@@ -79,6 +80,10 @@ class Request:
         if found not in FORMATS:
             raise Refused(f"DRIVER of the datastore is {found!r}: raw where hosts have the kernel stack, else qcow2")
         return found
+
+    def check_method(self) -> None:
+        """Check by which method the image is to go to all hosts; its own attribute comes first. Raises Refused."""
+        check_method(self.image(ATTRIBUTE) or self.datastore(ATTRIBUTE))
 
     @property
     def source(self) -> PurePosixPath:
@@ -262,6 +267,7 @@ class Datastore:
         """The size of what is to be added, in MiB: OpenNebula's own script knows how to ask any source for it."""
         parsed = Request(request)
         self._refuse_no_disk(parsed)
+        parsed.check_method()
         self._refuse_restricted(parsed, parsed.image("PATH"))
         script = self._remotes / "datastore" / "fs" / "stat"
         try:
@@ -274,6 +280,7 @@ class Datastore:
     def _new(self, request: Request) -> tuple[PurePosixPath, Card]:
         """Where its card will be, in a folder that is there, and the card. Raises Refused, FrontendFailed."""
         number = names.number("the image", request.image("ID"))
+        request.check_method()
         try:
             Path(request.folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -315,6 +315,16 @@ status)
     v status --json || exit
     ;;
 
+deployment) # IMAGE: its newest deployment, or nothing
+    listed=$(v deployments) || exit
+    number=$(printf '%s\n' "$listed" | awk -v image="$1" '$2 == image { print $1; exit }')
+    [ -z "$number" ] || v deployments "$number" --json || exit
+    ;;
+
+deploy) # IMAGE METHOD: to all hosts, by themselves
+    v deploy "$1" --all --method "$2" --detach || exit
+    ;;
+
 *)
     fail "no action $action"
     ;;

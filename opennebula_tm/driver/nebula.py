@@ -70,7 +70,8 @@ def decode(request: bytes, what: str) -> Element:
 class VmDisk:
     """A disk of a VM, sizes in MiB. ``source``: the card of its image, or what another datastore's driver has there.
 
-    ``volatile``: the format of the file that is the disk, if the disk is volatile, and else "".
+    ``volatile``: the format of the file that is the disk, if the disk is volatile, and else "". ``method``: by which
+    its image is to go to all hosts, as it is written there, or "".
     """
 
     number: int
@@ -80,6 +81,7 @@ class VmDisk:
     tm_mad: str
     source: str = ""
     volatile: str = ""
+    method: str = ""
 
     @property
     def grown(self) -> int:
@@ -140,6 +142,7 @@ def _disk_of(disk: Element) -> VmDisk:
         tm_mad=disk.text("TM_MAD"),
         source=disk.text("SOURCE"),
         volatile=_file_format(disk) if disk.text("TYPE").upper() in VOLATILE else "",
+        method=disk.text("VIRTMAN_METHOD"),
     )
 
 

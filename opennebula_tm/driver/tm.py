@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from opennebula_tm.driver import names, nebula
 from opennebula_tm.driver.card import Cards
 from opennebula_tm.driver.content import Contents, Origins
+from opennebula_tm.driver.deploying import Deployments
 from opennebula_tm.driver.disks import Disks, Ref
 from opennebula_tm.driver.errors import HostFailed, NotThere, Refused
 from opennebula_tm.driver.moving import Mover, Stored, Streams
@@ -37,6 +38,7 @@ class TransferManager:
         self._disks = Disks(self._hosts)
         self._streams = Streams(self._hosts)
         self._mover = Mover(self._disks, self._streams)
+        self._deployments = Deployments(self._hosts, self._cards)
 
     def clone(self, source: str, target: str, vm: str, _datastore: str, *, system: str = "") -> None:
         """A disk of its own for a VM, of an image. What an earlier try left there is removed.
@@ -49,6 +51,7 @@ class TransferManager:
         disk = known.disk(ref.number)
         with self._unless_deleted(ref):
             card = self._contents(path).settled()
+            self._deployments.begin(ref.host, path, card.published, disk.method)
             self._disks.create(ref, card.published, disk.grown, card.format, monitor=system, fresh=True)
         # A VM that was undeployed, and is made anew, left its disk on the front end.
         _forget_stored(ref, known)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from opennebula_tm.driver.deploying import ATTRIBUTE, METHODS
 from opennebula_tm.installer import sources, tuning
 from opennebula_tm.installer.console import Commands, Console
 from opennebula_tm.installer.errors import Refused
@@ -19,6 +20,7 @@ SSHD = Path("/etc/ssh/sshd_config")
 FRONT_END = """examples:
   install frontend                        show what would change, ask, and do it
   install frontend --stack kernel --yes
+  install frontend --method tree          also have all images go to all hosts, from their first VM on
   install frontend --check                exit code 1, and what differs, unless it is installed as this version would
   install frontend --tuning               what caps a wave of VMs
   install frontend --remove               take it all back"""
@@ -40,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--one-location", type=Path, metavar="DIR", help="a self-contained OpenNebula; else its packages'"
     )
     front.add_argument("--stack", choices=STACKS, help="what the hosts' agents run; as before, or chunkstore")
+    front.add_argument("--method", choices=METHODS, help=f"{ATTRIBUTE} of the datastores of images that there are")
     front.add_argument("--tuning", action="store_true", help="show what caps a wave of VMs, and change nothing")
     front.add_argument("--force", action="store_true", help="--remove although datastores use the drivers")
     host = commands.add_parser("host", help="access to this host's agent", epilog=HOST, formatter_class=raw)
@@ -81,11 +84,14 @@ def _front_end(chosen: argparse.Namespace, console: Console, commands: Commands,
         for cap in tuning.caps(places.oned, SSHD):
             console.say(str(cap))
     elif chosen.check:
-        return _tell(console, front.differences(chosen.stack))
+        methods = front.other_methods(chosen.method) if chosen.method else {}
+        return _tell(console, [*front.differences(chosen.stack), *methods.values()])
     elif chosen.remove:
         front.remove(chosen.force)
     else:
         front.install(chosen.stack)
+        if chosen.method:
+            front.set_method(chosen.method)
     return 0
 
 

@@ -6,11 +6,13 @@ import os
 import pwd
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from opennebula_tm.driver.deploying import ATTRIBUTE
 from opennebula_tm.installer import change, disk, registration, sources
 from opennebula_tm.installer.change import Edit, OwnFile, Step, no_step
 from opennebula_tm.installer.console import Commands, Console
@@ -138,6 +140,35 @@ class FrontEnd:
         if live is not None and live.changes:
             lines.append(f"{live.path}: {registration.LIVE} has not {' and '.join(registration.LIVE_PAIRS)}")
         return lines
+
+    def set_method(self, method: str) -> None:
+        """Have our datastores of images say how their images go to all hosts. Raises Refused."""
+        lines = self.other_methods(method)
+        for line in lines.values():
+            self._console.say(line)
+        if not lines:
+            self._console.say(f"nothing to do for {ATTRIBUTE}: all datastores of images with the drivers have it")
+            return
+        self._console.agree(f"Set {ATTRIBUTE} to {method} there?")
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(f'{ATTRIBUTE} = "{method}"\n')
+            file.flush()
+            Path(file.name).chmod(0o644)  # OpenNebula's user reads it
+            for number in lines:
+                self._commands.must(self._onedatastore("update", number, file.name, "--append"))
+
+    def other_methods(self, method: str) -> dict[str, str]:
+        """A line for each of our datastores of images that does not say so, by its number. Raises Refused."""
+        done = self._commands.run(self._onedatastore("list", "-x"))
+        if done.code != 0:
+            raise Refused(f"OpenNebula cannot be asked for its datastores: {done.error}")
+        images = [one for one in ours(done.out) if one.findtext("DS_MAD") == registration.DRIVER]
+        said = {one: one.findtext(f"TEMPLATE/{ATTRIBUTE}") or "" for one in images}
+        return {
+            one.findtext("ID") or "": f'datastore {_title(one)}: {ATTRIBUTE} is "{now}"'
+            for one, now in said.items()
+            if now != method
+        }
 
     def _compare(self, file: OwnFile, record: Record) -> Iterator[str]:
         present = disk.read(file.path)
@@ -270,17 +301,20 @@ class FrontEnd:
 
     def _refuse_used(self) -> None:
         """Raise Refused if a datastore has our drivers; say so if OpenNebula cannot be asked."""
-        command = str(self._places.bin / "onedatastore") if self._places.bin else "onedatastore"
-        argv = [command, "list", "-x"]
-        if os.geteuid() == 0 and self._places.remotes.stat().st_uid:
-            argv = ["runuser", "-u", self._user(), "--", *argv]
-        done = self._commands.run(argv)
+        done = self._commands.run(self._onedatastore("list", "-x"))
         if done.code != 0:
             self._console.say(f"OpenNebula cannot be asked whether a datastore uses the drivers: {done.error}")
             return
         used = users(done.out)
         if used:
             raise Refused(f"these datastores use the drivers: {', '.join(used)}; delete them first, or give --force")
+
+    def _onedatastore(self, *arguments: str) -> list[str]:
+        """OpenNebula's command, as its user."""
+        command = str(self._places.bin / "onedatastore") if self._places.bin else "onedatastore"
+        if os.geteuid() == 0 and self._places.remotes.stat().st_uid:
+            return ["runuser", "-u", self._user(), "--", command, *arguments]
+        return [command, *arguments]
 
     def _user(self) -> str:
         uid = self._places.remotes.stat().st_uid
@@ -291,6 +325,15 @@ class FrontEnd:
 
 
 def users(pool: str) -> list[str]:
+    """The names of the datastores with our drivers, with their numbers. Raises Refused."""
+    return [_title(datastore) for datastore in ours(pool)]
+
+
+def _title(datastore: ElementTree.Element) -> str:
+    return f"{datastore.findtext('NAME')} ({datastore.findtext('ID')})"
+
+
+def ours(pool: str) -> list[ElementTree.Element]:
     """The datastores with our drivers in what ``onedatastore list -x`` prints. Raises Refused."""
     if re.search(r"<!(?:DOCTYPE|ENTITY)", pool):
         raise Refused("onedatastore printed XML with declarations of its own")
@@ -299,7 +342,7 @@ def users(pool: str) -> list[str]:
     except ElementTree.ParseError as error:
         raise Refused(f"onedatastore printed no XML: {error}") from None
     return [
-        f"{datastore.findtext('NAME')} ({datastore.findtext('ID')})"
+        datastore
         for datastore in root.iter("DATASTORE")
         if registration.DRIVER in (datastore.findtext("DS_MAD"), datastore.findtext("TM_MAD"))
     ]

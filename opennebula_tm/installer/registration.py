@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from opennebula_tm.driver.deploying import ATTRIBUTE
 from opennebula_tm.installer.errors import BadSyntax, Refused
 from opennebula_tm.installer.template import Attribute, Value, attributes, line_end
 
@@ -17,6 +18,8 @@ DRIVER = "virtman"
 MARK = "# Written by VirtMan's opennebula_tm/install, which also takes it away (--remove)."
 LIVE = "LIVE_DISK_SNAPSHOTS"
 LIVE_PAIRS = ("kvm-virtman", "qemu-virtman")
+INHERIT = ("INHERIT_IMAGE_ATTR", "INHERIT_DATASTORE_ATTR")
+"""What names attributes that a VM's disk gets from its image, and from its datastore if the image has none."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ def register(text: str, stack: str) -> tuple[str, list[str]]:
     for parent, pairs in blocks(stack).items():
         text, new = _put_block(text, parent, pairs)
         added += [CONF[parent]] * new
+    for name in INHERIT:
+        if _own_inherit(text, name) is None:
+            text = _insert(text, name, f'{name} = "{ATTRIBUTE}"')
+            added.append(name)
     return text, added
 
 
@@ -87,10 +94,10 @@ def unregister(text: str, added: Iterable[str]) -> str:
         found = _find_list(text, wanted) if wanted.key in keys else None
         if found is not None:
             text = text[: found.start] + _without(found.text, DRIVER) + text[found.end :]
-    for name in CONF.values():
-        block = _own_block(text, name)
-        if block is not None and (name in keys or _marked(text, block)):
-            text = _cut(text, block)
+    for name in (*CONF.values(), *INHERIT):
+        own = _own_inherit(text, name) if name in INHERIT else _own_block(text, name)
+        if own is not None and (name in keys or _marked(text, own)):
+            text = _cut(text, own)
     return text
 
 
@@ -108,6 +115,9 @@ def differences(text: str, stack: str) -> Iterator[str]:
         for key in sorted(pairs.keys() | block.pairs.keys()):
             if pairs.get(key, "") != block.get(key):
                 yield f'{CONF[parent]} of {DRIVER}: {key} is "{block.get(key)}" and should be "{pairs.get(key, "")}"'
+    for name in INHERIT:
+        if _own_inherit(text, name) is None:
+            yield f"there is no {name} of {ATTRIBUTE}"
 
 
 def enable_live(text: str) -> tuple[str, list[str]]:
@@ -204,13 +214,23 @@ def _put_block(text: str, parent: str, pairs: dict[str, str]) -> tuple[str, bool
         if not _marked(text, block):
             raise BadSyntax(block.line, f"a {name} of {DRIVER} that this installer did not write says something else")
         return text[: block.start] + wanted + text[block.end :], False
-    known = list(attributes(text))
-    before = [a for a in known if a.name == name] or [a for a in known if a.name == parent]
-    place = text.find("\n", before[-1].end)
+    return _insert(text, name, wanted, parent), True
+
+
+def _insert(text: str, name: str, wanted: str, parent: str = "") -> str:
+    """The text with an attribute of ours behind the last one of its ``name``, else of ``parent``, else of all."""
+    known, end = list(attributes(text)), line_end(text)
+    before = ([a for a in known if a.name == name] or [a for a in known if a.name == parent] or known)[-1]
+    place = text.find("\n", before.end)
     place = len(text) if place < 0 else place - (text[place - 1] == "\r")
-    if not re.fullmatch(r"[ \t]*(?:#.*)?", text[before[-1].end : place]):
-        raise BadSyntax(before[-1].line, f"something follows this {name} on its last line")
-    return f"{text[:place]}{end}{end}{MARK}{end}{wanted}{text[place:]}", True
+    if not re.fullmatch(r"[ \t]*(?:#.*)?", text[before.end : place]):
+        raise BadSyntax(before.line, f"something follows this {before.name} on its last line")
+    return f"{text[:place]}{end}{end}{MARK}{end}{wanted}{text[place:]}"
+
+
+def _own_inherit(text: str, name: str) -> Attribute | None:
+    found = [a for a in attributes(text) if a.name == name and a.value is not None and a.value.text == ATTRIBUTE]
+    return found[0] if found else None
 
 
 def _block(name: str, pairs: dict[str, str], end: str) -> str:

@@ -99,6 +99,16 @@ class DatastoreTest(StepsTestCase):
                 error = self.assertRaises(Refused, self.run_action, action, "", f"<TYPE>{kind}</TYPE>")
                 self.assertIn("of type FILE", str(error))
 
+    def test_an_unknown_method_is_refused_and_the_images_own_comes_before_the_datastores(self) -> None:
+        good, bad = (f"<VIRTMAN_METHOD>{value}</VIRTMAN_METHOD>" for value in ("uftp", "pigeon"))
+        image = "<ID>7</ID><FORMAT>save_as</FORMAT><PATH>/tmp/x</PATH><TEMPLATE>{}</TEMPLATE>"
+        for action in ("stat", "mkfs"):
+            for template, own in ((bad, ""), (good, bad)):
+                error = self.assertRaises(Refused, self.run_action, action, template, image.format(own))
+                self.assertIn("'pigeon': it may be one of auto, lazy", str(error))
+        self.assertFalse(Path(self.base).exists())
+        self.run_action("mkfs", bad, image.format(good))
+
     def test_what_is_saved_has_a_card_that_holds_nothing_yet(self) -> None:
         path, card_format = self.run_action("mkfs", "", "<ID>7</ID><FORMAT>save_as</FORMAT>").split()
         self.assertRegex(path, rf"^{self.base}/one-7-[0-9a-f]{{8}}$")

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from testtools import TestCase
@@ -208,30 +209,71 @@ class DiskTest(TestCase):
         self.assertEqual(0o600, stat.S_IMODE((folder / "real").stat().st_mode))
 
 
+class DatastoresDouble(CommandsDouble):
+    """Datastores of OpenNebula: number, DS_MAD and VIRTMAN_METHOD of each. ``updates``: what was appended to which."""
+
+    def __init__(self, stores: Sequence[tuple[str, str, str]]) -> None:
+        content = "".join(
+            f"<DATASTORE><ID>{number}</ID><NAME>s-{number}</NAME><DS_MAD>{ds_mad}</DS_MAD><TM_MAD>virtman</TM_MAD>"
+            f"<TEMPLATE><VIRTMAN_METHOD>{method}</VIRTMAN_METHOD></TEMPLATE></DATASTORE>"
+            for number, ds_mad, method in stores
+        )
+        super().__init__(Done(0, f"<DATASTORE_POOL>{content}</DATASTORE_POOL>"))
+        self.updates: dict[str, str] = {}
+
+    def run(self, argv: Sequence[str]) -> Done:
+        """Note an update; a list else."""
+        if "update" not in argv:
+            return super().run(argv)
+        *_, number, file, append = argv
+        self.updates[number] = Path(file).read_text()
+        return Done(0 if append == "--append" and Path(file).stat().st_mode & 0o004 else 1)
+
+
 class CommandLineTest(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.scene = Scene(folder_for(self))
         self.location = ["--one-location", str(self.scene.location)]
 
-    def run_it(self, *options: str, console: Console | None = None) -> tuple[int, str]:
+    def run_it(
+        self, *options: str, console: Console | None = None, commands: CommandsDouble | None = None
+    ) -> tuple[int, str]:  # fmt: skip
         out = io.StringIO()
         code = main(
             ["frontend", *self.location, *options], console=console or Console("--yes" in options, io.StringIO(), out),
-            commands=CommandsDouble(), package=self.scene.package,
+            commands=commands or CommandsDouble(), package=self.scene.package,
         )  # fmt: skip
         return code, out.getvalue()
 
     def test_check_tells_each_thing_that_is_not_as_it_should_be(self) -> None:
         code, said = self.run_it("--check")
         self.assertEqual(1, code)
-        self.assertEqual(16, len(said.splitlines()), said)
+        self.assertEqual(18, len(said.splitlines()), said)
         self.assertEqual(0, self.run_it("--yes")[0])
         self.assertEqual((0, ""), self.run_it("--check"))
         (self.scene.places.remotes / PROBE).chmod(0o777)
         self.assertEqual(1, self.run_it("--check")[0])
         self.assertEqual(0, self.run_it("--yes")[0])
         self.assertEqual((0, ""), self.run_it("--check"))
+
+    def test_the_method_is_set_for_our_datastores_of_images(self) -> None:
+        stores = (("100", "virtman", ""), ("101", "virtman", "lazy"), ("102", "virtman", "tree"), ("103", "-", ""))
+        commands = DatastoresDouble(stores)
+        self.run_it("--yes")
+        code, said = self.run_it("--check", "--method", "tree", commands=commands)
+        lines = [
+            f'datastore s-{number} ({number}): VIRTMAN_METHOD is "{now}"'
+            for number, now in (("100", ""), ("101", "lazy"))
+        ]
+        self.assertEqual((1, lines), (code, said.splitlines()))
+        self.assertEqual({}, commands.updates)
+        self.assertEqual(0, self.run_it("--yes", "--method", "tree", commands=commands)[0])
+        self.assertEqual(dict.fromkeys(("100", "101"), 'VIRTMAN_METHOD = "tree"\n'), commands.updates)
+        code, said = self.run_it("--yes", "--method", "lazy", commands=DatastoresDouble((("100", "virtman", "lazy"),)))
+        self.assertEqual(0, code)
+        self.assertIn("nothing to do for VIRTMAN_METHOD", said)
+        self.assertEqual(1, self.run_it("--yes", "--method", "tree")[0], "OpenNebula does not answer")
 
     def test_the_diff_is_shown_and_nothing_is_done_unless_it_is_agreed(self) -> None:
         before = self.scene.tree()

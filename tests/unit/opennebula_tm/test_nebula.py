@@ -15,7 +15,7 @@ from tests.unit.virtman.scene import folder_for
 
 VM = """<VM><ID>42</ID><LCM_STATE>3</LCM_STATE><DEPLOY_ID>one-42</DEPLOY_ID><TEMPLATE>
 <DISK><DISK_ID>0</DISK_ID><SIZE>2048</SIZE><ORIGINAL_SIZE>1024</ORIGINAL_SIZE><SOURCE>/ds/100/one-7-0a1b2c3d</SOURCE>
-<CLONE>YES</CLONE><DRIVER><![CDATA[raw]]></DRIVER><TM_MAD>virtman</TM_MAD></DISK>
+<CLONE>YES</CLONE><DRIVER><![CDATA[raw]]></DRIVER><TM_MAD>virtman</TM_MAD><VIRTMAN_METHOD>tree</VIRTMAN_METHOD></DISK>
 <DISK><DISK_ID>1</DISK_ID><SIZE>1024</SIZE><ORIGINAL_SIZE>1024</ORIGINAL_SIZE><CLONE>no</CLONE></DISK>
 <DISK><DISK_ID>2</DISK_ID><SIZE>512</SIZE><TYPE>swap</TYPE></DISK>
 </TEMPLATE><HISTORY_RECORDS><HISTORY><HOSTNAME>a</HOSTNAME></HISTORY><HISTORY><HOSTNAME>b</HOSTNAME></HISTORY>
@@ -27,6 +27,7 @@ class VmTest(testtools.TestCase):
         vm = nebula.vm_of(nebula.parse(VM, "the VM"))
         self.assertEqual((42, 3, "one-42", ("a", "b")), (vm.number, vm.state, vm.deploy_id, vm.hosts))
         self.assertEqual(("raw", "virtman"), (vm.disk(0).driver, vm.disk(0).tm_mad))
+        self.assertEqual(["tree", ""], [vm.disk(number).method for number in (0, 1)])
         # A disk grows only if it is to be larger than its image.
         self.assertEqual([2048 << 20, 0, 0], [vm.disk(number).grown for number in (0, 1, 2)])
         self.assertIn("VM 42 has a disk 7", str(self.assertRaises(FrontendFailed, vm.disk, 7)))

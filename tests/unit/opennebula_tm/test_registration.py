@@ -23,7 +23,7 @@ FORMS = {
     "bytes that are no UTF-8": ONED + "# \udcff\n",
 }  # fmt: skip
 LISTS = ["TM_MAD -d", "DATASTORE_MAD -d", "DATASTORE_MAD -s"]
-BLOCKS = ["TM_MAD_CONF", "DS_MAD_CONF"]
+OURS = ["TM_MAD_CONF", "DS_MAD_CONF", "INHERIT_IMAGE_ATTR", "INHERIT_DATASTORE_ATTR"]
 
 
 class OnedTest(TestCase):
@@ -31,8 +31,8 @@ class OnedTest(TestCase):
         for name, text in FORMS.items():
             for stack in ("kernel", "chunkstore"):
                 new, added = registration.register(text, stack)
-                self.assertEqual([] if name == "no lists" else LISTS, added[:-2], name)
-                self.assertEqual(BLOCKS, added[-2:], name)
+                self.assertEqual([] if name == "no lists" else LISTS, added[:-4], name)
+                self.assertEqual(OURS, added[-4:], name)
                 self.assertEqual([], list(registration.differences(new, stack)), name)
                 self.assertEqual((new, []), registration.register(new, stack), name)
                 self.assertEqual(text, registration.unregister(new, added), name)
@@ -58,6 +58,17 @@ class OnedTest(TestCase):
                 self.assertEqual("NONE", manager.get(f"LN_TARGET_{mode}"))
             self.assertEqual("NO", manager.get("DS_LIVE_MIGRATE"))
             self.assertEqual("BRIDGE_LIST", found["DS_MAD_CONF", "virtman"].get("REQUIRED_ATTRS"))
+
+    def test_disks_get_the_method_of_their_images_and_datastores(self) -> None:
+        new, _ = registration.register(ONED, "kernel")
+        for name in ("INHERIT_IMAGE_ATTR", "INHERIT_DATASTORE_ATTR"):
+            line = f'{name} = "VIRTMAN_METHOD"\n'
+            self.assertIn(f"{registration.MARK}\n{line}", new)
+            lines = list(registration.differences(new.replace(line, ""), "kernel"))
+            self.assertEqual([f"there is no {name} of VIRTMAN_METHOD"], lines)
+            own, added = registration.register(f"{line}{ONED}", "kernel")
+            self.assertNotIn(name, added)
+            self.assertEqual(f"{line}{ONED}", registration.unregister(own, added))
 
     def test_what_an_administrator_writes_around_ours_stays(self) -> None:
         new, added = registration.register(ONED, "kernel")

@@ -69,6 +69,23 @@ class StepsTest(TestCase):
         self.run_step("sweep", str(self.folder / "locks"), IMAGE)
         self.assertEqual(2 * len(ours), len([line for line in self.asked() if line.startswith(("destroy", "unpub"))]))
 
+    def test_the_newest_deployment_of_an_image_is_described(self) -> None:
+        rows = ("NUMBER  IMAGE", f"9  {IMAGE}-g1", f"8  {IMAGE}", f"7  {IMAGE}")
+        self.says("deployments", "".join(f"{row}  tree  ended  1.0 s\n" for row in rows))
+        self.run_step("deployment", IMAGE)
+        self.assertEqual(["deployments", "deployments 8 --json"], self.asked())
+        self.assertEqual("", self.run_step("deployment", "one-7"))
+        self.assertEqual(["deployments"], self.asked())
+        self.says("deployments", "Volt is away", 1)
+        self.assertEqual("h: Volt is away", self.fails("deployment", IMAGE))
+
+    def test_an_image_is_deployed_to_all_hosts_without_waiting(self) -> None:
+        self.says("deploy", "deployment 3")
+        self.assertEqual("deployment 3", self.run_step("deploy", IMAGE, "tree"))
+        self.assertEqual([f"deploy {IMAGE} --all --method tree --detach"], self.asked())
+        self.says("deploy", "there is no method 'x'", 1)
+        self.assertEqual("h: there is no method 'x'", self.fails("deploy", IMAGE, "x"))
+
     def test_an_agent_that_does_not_answer_is_no_empty_answer(self) -> None:
         self.says("list", "no agent", 1)
         self.assertEqual("h: no agent", self.fails("sweep", str(self.folder / "locks"), IMAGE))

@@ -148,6 +148,21 @@ class TransferManagerTest(StepsTestCase):
         self.assertEqual([NAME, "", "raw", "ssh", "fresh"], step[6:])
         self.assertFalse(stored.there)
 
+    def test_the_image_is_deployed_before_the_disk_is_made_which_does_not_fail_with_it(self) -> None:
+        vm = vm_on("host-1")(42)
+        vm = replace(vm, disks=(replace(vm.disks[0], method="tree"),))
+        manager = TransferManager(Settings(), lambda _: vm)
+        clone = (f"fe:{self.card()}", self.at("host-1"), "42", "100")
+        manager.clone(*clone)
+        asked, deployed, created = self.steps()
+        self.assertEqual(["host-1", "deployment", NAME], asked)
+        self.assertEqual(["host-1", "deploy", NAME, "tree"], deployed)
+        self.assertEqual("create", created[1])
+        for step in ("deploy", "deployment"):
+            self.says("host-1", step, "Volt is away", fails=True)
+            manager.clone(*clone)
+            self.assertEqual("host-1 create", self.done()[-1])
+
     def test_any_snapshot_can_be_saved_and_also_what_the_disk_holds_now(self) -> None:
         self.has("host-1")
         self.says("o", "publish", '{"digest": "x"}')

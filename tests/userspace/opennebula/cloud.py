@@ -56,11 +56,13 @@ class DriversTestCase(StandTestCase):
         }
         return self.one.image_datastore(IMAGES, "virtman", "virtman", **safe, TM_MAD_SYSTEM="ssh,local", **attributes)
 
-    def add_image(self, number: int, *, persistent: bool = False, mib: int = IMAGE_MIB, byte: int = BASE) -> Image:
+    def add_image(
+        self, number: int, *, persistent: bool = False, mib: int = IMAGE_MIB, byte: int = BASE, **attributes: str
+    ) -> Image:
         """An image all of one byte."""
         file = self.folder / f"image-{number}.raw"
         file.write_bytes(bytes([byte]) * (mib * MIB))
-        image = Image(number, IMAGES, str(file), persistent=persistent)
+        image = Image(number, IMAGES, str(file), persistent=persistent, attributes=attributes)
         self.ok(self.one.add_image(image))
         file.unlink()
         return image
