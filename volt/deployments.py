@@ -28,7 +28,7 @@ from volt.deploymodels import (
 )
 from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageWithdrawn
 from volt.models import HostState
-from volt.planning import AUTO, METHODS, OLDEST, RATE, Facts, Method, chain_is_faster, corrections, predict
+from volt.planning import AUTO, BY_TREE, METHODS, OLDEST, RATE, Facts, Method, chain_is_faster, corrections, predict
 from volt.spans import united
 from volt.store import DeploymentRow, HostRow, ImageRow, LegRow, Store, TransferRow, changing_tree
 
@@ -79,7 +79,7 @@ class Deployments:
             waiting = [host for host in hosts if _first_state(host, origins) is TransferState.WAITING]
             if method.together and legs.plan(session, row, waiting) == 0 and method.name == AUTO:
                 row.method, row.why = "tree", "no two hosts could try the network"
-            if row.method != AUTO:
+            if row.method not in (AUTO, *BY_TREE):
                 row.begun = row.created
             log.info("deployment %d: image %s to %d hosts by %s", row.id, image.name, len(hosts), row.method)
             self._settle(session, image, row)
@@ -128,7 +128,7 @@ class Deployments:
         sending = legs.of_sender(session, host)  # locked before the transfers, as in legs.advance
         for transfer, row, image in _transfers_of(session, host):
             leg = None if transfer.leg_id is None else session.get(LegRow, transfer.leg_id)
-            if (report := received.get(row.id)) is not None and self._note(transfer, leg, row.method, report):
+            if (report := received.get(row.id)) is not None and self._note(transfer, leg, row, report):
                 touched.append(row.id)
             leg = leg if transfer.leg_id is not None else None
             if transfer.ended is None or (leg is not None and legs.goes_on(leg, row, host)):
@@ -141,7 +141,7 @@ class Deployments:
                 tasks.append(_sender_task(session, leg, row))
         return tasks, touched
 
-    def _note(self, transfer: TransferRow, leg: LegRow | None, method: str, report: TransferReport) -> bool:
+    def _note(self, transfer: TransferRow, leg: LegRow | None, row: DeploymentRow, report: TransferReport) -> bool:
         """Whether the deployment needs a ``settle``."""
         transfer.sent = report.sent
         if transfer.ended is not None:
@@ -153,7 +153,9 @@ class Deployments:
         transfer.state = report.state if report.state is not TransferState.UNKNOWN else TransferState.FILLING
         transfer.done, transfer.total, transfer.error = report.done, report.total, report.error
         transfer.ended = self._now() if final else None
-        return final or news or (leg is not None and legs.is_late(leg, method, self._now()))
+        if leg is not None:
+            return final or news or legs.is_late(leg, row.method, self._now())
+        return final or row.begun is None
 
     def interval(self, session: Session) -> float:
         """Seconds between the heartbeats of hosts that are under way."""
@@ -179,8 +181,17 @@ class Deployments:
                 legs.advance(session, row, self._now(), patience)
                 if row.method == AUTO:
                     self._choose(session, image, row)
+                elif row.begun is None:
+                    self._begin(session, image, row, patience)
                 self._settle(session, image, row)
                 self._reshape(session, image)
+
+    def _begin(self, session: Session, image: ImageRow, row: DeploymentRow, patience: float) -> None:
+        """Have the hosts of a tree read when all are in their places: who reads before that reads from others."""
+        waiting = (TransferRow.deployment_id == row.id, TransferRow.state == TransferState.WAITING)
+        settled = session.scalar(select(func.count()).where(*waiting)) == 0 and queries.is_settled(session, image)
+        if settled or self._now() - row.created >= max(legs.SHORTEST_WAIT, patience):
+            row.begun = self._now()
 
     def _choose(self, session: Session, image: ImageRow, row: DeploymentRow) -> None:
         """Choose the method of a deployment whose hosts have tried the network in a leg."""
@@ -349,7 +360,7 @@ def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: Depl
         digest=row.digest,
         method=method.name if leg is not None or not method.together else "tree",
         keep_until=row.created + row.keep_s,
-        go=begun if leg is not None else row.method != "unicast" or _has_turn(session, transfer, row),
+        go=begun if leg is not None else _may_read(session, transfer, row),
         source=row.source,
         terms=legs.terms(session, leg, transfer.attempt) if leg is not None and begun else None,
         encrypt=bool(row.encrypt),
@@ -371,6 +382,11 @@ def _sender_task(session: Session, leg: LegRow, row: DeploymentRow) -> TransferT
         encrypt=bool(row.encrypt),
         limit=row.bytes_limit,
     )
+
+
+def _may_read(session: Session, transfer: TransferRow, row: DeploymentRow) -> bool:
+    """Whether a host is to read from the tree now."""
+    return _has_turn(session, transfer, row) if row.method == "unicast" else row.begun is not None
 
 
 def _has_turn(session: Session, transfer: TransferRow, row: DeploymentRow) -> bool:

@@ -44,7 +44,7 @@ METHODS = {
     )
 }
 
-MULTICAST = ("udpcast", "uftp")
+BY_TREE, MULTICAST = ("lazy", "tree"), ("udpcast", "uftp")
 
 RATE = 110e6
 """Bytes a second of a network card of 1 Gbit/s, less what its protocols take."""

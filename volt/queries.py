@@ -9,7 +9,7 @@ from sqlalchemy import Row, and_, delete, func, not_, or_, select, union, update
 from sqlalchemy.orm import Session
 
 from volt.errors import HostUnknown, ImageUnknown
-from volt.models import HostState, Image, NodeReport
+from volt.models import HostState, Image, NodeReport, NodeState
 from volt.store import BootSetRow, HostRow, ImageRow, departure_table, node_table
 
 _NODES = select(ImageRow.name, ImageRow.withdrawn, node_table).join(node_table).order_by(ImageRow.id)
@@ -52,6 +52,13 @@ def whole_images(session: Session) -> dict[str, list[str]]:
     for host, image in session.execute(query.where(or_(n.whole, n.slot <= 0)).order_by(ImageRow.name)):
         found.setdefault(host, []).append(image)
     return found
+
+
+def is_settled(session: Session, image: ImageRow) -> bool:
+    """Whether all hosts of an image read from where Volt wants them to, except those that come back."""
+    n = node_table.c
+    moving = n.state.in_((NodeState.JOINING, NodeState.MOVING))
+    return session.scalar(select(n.host).where(n.image_id == image.id, n.slot > 0, moving).limit(1)) is None
 
 
 def images_of(session: Session, *hosts: str) -> list[ImageRow]:

@@ -370,6 +370,25 @@ async fn a_slow_parent_is_asked_less_than_a_fast_one() {
     assert!(asked < u64::from(8 * MIB) / CHUNK / 2, "asked {asked} times");
 }
 
+/// As in a tree through which an image comes to many hosts, where all wait for the same link.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parent_from_which_all_is_filled_is_not_left_for_one_that_has_nothing_to_do() {
+    let content = Content::new(8 * MIB);
+    let busy = Host::new("origin").await;
+    busy.publish(&content).await;
+    busy.admit(&["one"]);
+    let idle = BadParent::new(&content, Fault::None).await;
+    let host = Host::new("one").await;
+    host.attach(&content, &[busy.as_parent_of("one"), idle.as_parent_of("one")]).await;
+    in_time(60, host.read(0, 512)).await; // both are connected
+    let before = idle.asked.load(Ordering::SeqCst);
+    busy.registry.limits.set(&LimitsSpec { up: NonZeroU64::new(16 << 20), ..LimitsSpec::default() });
+    let size = u64::from(8 * MIB);
+    host.registry.fill(common::IMAGE, vec![0..size; 1], Class::Soon, None).unwrap();
+    in_time(60, filled(&host, size)).await;
+    assert_eq!(before, idle.asked.load(Ordering::SeqCst));
+}
+
 /// Hosts whose first parent does wrong from time to time, and reads at random: a thousand with WHOLE set.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_a_parent_does_every_byte_is_right() {

@@ -23,7 +23,7 @@ from tests.unit.virtman.scene import folder_for
 from virtman.client import AgentClient
 from volt.client import Deployment
 
-METHODS = ("udpcast",)
+METHODS = ("udpcast", "uftp", "bittorrent")
 PROGRAMS = ("udp-sender", "udp-receiver", "uftp", "uftpd", "swarm")
 HOSTS = 4
 SIZE = 8 << 20

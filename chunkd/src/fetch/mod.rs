@@ -26,12 +26,17 @@ pub use route::Route;
 /// A parent from which nothing has come for so long, while another one answers, hangs.
 const HUNG: Duration = Duration::from_secs(1);
 
-/// A parent that answers later than this, and many times later than the next one, is slow.
+/// A parent that answers later than this, and many times less often than the next one, is slow.
 const SLOW: Duration = Duration::from_millis(20);
 const MUCH: u32 = 4;
 
+/// For requests that nobody waits for it is much more, and is first shown: all hosts of a tree get an image at the pace of
+/// the slowest link above them, and their first parent's other readers would lose what one of them gains elsewhere.
+const PATIENT_MUCH: u32 = 8;
+
 /// While the first parent is slow, one request in so many goes to the other one, to learn how fast that one is.
 const SAMPLE: u64 = 64;
+const PATIENT_SAMPLE: u64 = 512;
 
 /// Requests that must be answered for each one that is sent twice because it is late.
 const ANSWERS_PER_HEDGE: i64 = 50;
@@ -162,14 +167,17 @@ impl Upstream {
 
     /// Reads a range, in bytes. Returns the data, and the route by which it came.
     ///
+    /// `patient`: nobody waits for it. So it is not asked for twice because it is late, and many such requests on their
+    /// way make no parent slow.
+    ///
     /// # Errors
     /// The image is dropped.
-    pub async fn read(&self, offset: u64, length: u32) -> Result<Answer, Closed> {
+    pub async fn read(&self, offset: u64, length: u32, patient: bool) -> Result<Answer, Closed> {
         let mut tries = 0;
         loop {
             self.pause(tries).await?;
-            let route = self.first().await?;
-            if let Some(answer) = self.ask(route, offset, length).await? {
+            let route = self.first(patient).await?;
+            if let Some(answer) = self.ask(route, offset, length, patient).await? {
                 self.hedges.fetch_min(ANSWERS_PER_HEDGE * MOST_HEDGES - 1, Ordering::Relaxed);
                 self.hedges.fetch_add(1, Ordering::Relaxed);
                 return Ok(answer);
@@ -205,7 +213,7 @@ impl Upstream {
     /// The parents in the order of `follow`, and how each is used.
     #[must_use]
     pub fn uses(&self) -> Vec<(Parent, Use)> {
-        let active = self.best().map(|(best, _)| best);
+        let active = self.best(false).map(|(best, _)| best);
         let state = |route: &Arc<Route>| match &active {
             _ if route.lost() => Use::Lost,
             Some(active) if Arc::ptr_eq(active, route) => Use::Active,
@@ -215,11 +223,11 @@ impl Upstream {
     }
 
     /// The parent to ask; waits until one is connected.
-    async fn first(&self) -> Result<Arc<Route>, Closed> {
+    async fn first(&self, patient: bool) -> Result<Arc<Route>, Closed> {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable(); // before looking, so that nothing is missed
-            if let Some(route) = self.choose() {
+            if let Some(route) = self.choose(patient) {
                 return Ok(route);
             }
             tokio::select! {
@@ -229,23 +237,28 @@ impl Upstream {
         }
     }
 
-    /// The best parent. One request in `SAMPLE` goes to the next one.
-    fn choose(&self) -> Option<Arc<Route>> {
-        let (best, next) = self.best()?;
+    /// The best parent. One request in so many goes to the next one.
+    fn choose(&self, patient: bool) -> Option<Arc<Route>> {
+        let (best, next) = self.best(patient)?;
         let Some(next) = next else { return Some(best) };
-        let sample = self.requests.fetch_add(1, Ordering::Relaxed) % SAMPLE == SAMPLE - 1;
+        let every = if patient { PATIENT_SAMPLE } else { SAMPLE };
+        let sample = self.requests.fetch_add(1, Ordering::Relaxed) % every == every - 1;
         Some(if sample { next } else { best })
     }
 
     /// The first parent, or the second if the first is much slower than that; and the other of the two, if it is worth
     /// to know how fast that one is: while the first is slow, and the second does not rest.
-    fn best(&self) -> Option<(Arc<Route>, Option<Arc<Route>>)> {
+    fn best(&self, patient: bool) -> Option<(Arc<Route>, Option<Arc<Route>>)> {
         let mut routes = self.connected().into_iter();
         let first = routes.next()?;
-        let latency = first.latency();
-        let second = routes.next().filter(|second| latency > SLOW && second.rests_until().is_none());
+        let (time, much) = if patient { (first.pace(), PATIENT_MUCH) } else { (first.latency(), MUCH) };
+        let second = routes.next().filter(|second| time > SLOW && second.rests_until().is_none());
+        let better = |second: &Arc<Route>| {
+            let pace = second.pace();
+            first.pace() > pace * much && !(patient && pace.is_zero())
+        };
         Some(match second {
-            Some(second) if latency > second.latency() * MUCH => (second, Some(first)),
+            Some(second) if better(&second) => (second, Some(first)),
             second => (first, second),
         })
     }
@@ -268,7 +281,7 @@ impl Upstream {
     }
 
     /// The answer of a parent, or of others if those who were asked are late; none if all who were asked fail.
-    async fn ask(&self, first: Arc<Route>, offset: u64, length: u32) -> Result<Option<Answer>, Closed> {
+    async fn ask(&self, first: Arc<Route>, offset: u64, length: u32, patient: bool) -> Result<Option<Answer>, Closed> {
         let read = |route: Arc<Route>| async move { (route.read(offset, length).await, route) };
         let mut patience = first.patience();
         let mut asked = vec![first.clone()];
@@ -293,7 +306,7 @@ impl Upstream {
             }
             let fresh = |route: &Arc<Route>| !asked.iter().any(|known| Arc::ptr_eq(known, route));
             if let Some(next) = self.connected().into_iter().find(fresh) {
-                if asked.iter().all(|route| route.hangs()) || self.may_hedge() {
+                if asked.iter().all(|route| route.hangs()) || !patient && self.may_hedge() {
                     asked.push(next.clone());
                     answers.push(read(next));
                 }

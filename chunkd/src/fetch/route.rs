@@ -57,6 +57,8 @@ struct State {
     /// The mean time of an answer, and its mean deviation (RFC 6298, section 2).
     mean: Duration,
     deviation: Duration,
+    /// The mean time of an answer, divided by the requests that waited then: from one answer to the next.
+    pace: Duration,
 }
 
 impl Route {
@@ -179,6 +181,13 @@ impl Route {
         self.state().mean
     }
 
+    /// The mean time from one answer to the next while requests wait. So requests that wait for each other make no parent
+    /// slow.
+    #[must_use]
+    pub fn pace(&self) -> Duration {
+        self.state().pace
+    }
+
     /// How long to wait for an answer before it is late: hardly any of its answers takes longer.
     #[must_use]
     pub fn patience(&self) -> Duration {
@@ -198,13 +207,14 @@ impl Route {
     /// The connection ends, or the parent refuses.
     pub async fn read(&self, offset: u64, length: u32) -> Result<Bytes, Lost> {
         let begun = Instant::now();
-        let least = {
+        let (least, waiting) = {
             let state = self.state();
-            let live = state.connections.iter().filter(|connection| !connection.ended());
-            live.min_by_key(|connection| connection.cost()).cloned().ok_or(Lost::Ended)?
+            let live = || state.connections.iter().filter(|connection| !connection.ended());
+            let least = live().min_by_key(|connection| connection.cost()).cloned().ok_or(Lost::Ended)?;
+            (least, live().map(|connection| connection.in_flight()).sum::<usize>() + 1)
         };
         let data = least.read(offset, length).await?;
-        self.note(begun.elapsed());
+        self.note(begun.elapsed(), u32::try_from(waiting).unwrap_or(u32::MAX));
         Ok(data)
     }
 
@@ -220,11 +230,12 @@ impl Route {
         state.connections.clone()
     }
 
-    fn note(&self, took: Duration) {
+    fn note(&self, took: Duration, waiting: u32) {
         let mut state = self.state();
         if state.mean.is_zero() {
-            (state.mean, state.deviation) = (took, took / 2);
+            (state.mean, state.deviation, state.pace) = (took, took / 2, took / waiting);
         } else {
+            state.pace = (state.pace * 7 + took / waiting) / 8;
             state.deviation = (state.deviation * 3 + state.mean.abs_diff(took)) / 4;
             state.mean = (state.mean * 7 + took) / 8;
         }

@@ -404,7 +404,7 @@ impl Image {
     /// Reads a range of the manifest from parents.
     async fn ask_manifest(&self, offset: u64, length: u64) -> Result<Answer, Closed> {
         self.pay(length).await?;
-        self.manifest_parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await
+        self.manifest_parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX), false).await
     }
 
     /// Waits until this host may read so many bytes from parents.
@@ -466,6 +466,7 @@ impl Image {
     }
 
     async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>, mut paid: bool) -> Result<(), Closed> {
+        let patient = paid;
         let permits = u32::try_from(run.len() * to_usize(CHUNK)).unwrap_or(u32::MAX);
         let _room = self.in_flight.acquire_many(permits).await.map_err(|_| Closed)?;
         let mut runs = VecDeque::from([(0, run)]);
@@ -476,7 +477,7 @@ impl Image {
             if !std::mem::take(&mut paid) {
                 self.pay(length).await?;
             }
-            let (data, route) = self.parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
+            let (data, route) = self.parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX), patient).await?;
             self.fetched.fetch_add(length, Ordering::Relaxed);
             let (right, wrong) = self.prove(run, data);
             self.keep(right).await;

@@ -48,19 +48,41 @@ class DeploymentsTest(DeploymentCase):
         [task] = self.tasks("h1")
         self.assertEqual((1000, 1000), (made.limit, task.limit))
         self.assertEqual(
-            (1, "image", True, self.clock() + 100), (task.deployment, task.image, task.go, task.keep_until)
+            (1, "image", False, self.clock() + 100), (task.deployment, task.image, task.go, task.keep_until)
         )
         self.assertEqual([], self.tasks("h3"))
-        self.assertEqual([task], self.tell("h1", done=5, total=10))
+        self.tell("h1", state=READY)
+        self.tell("h2", state=READY)
+        self.assertEqual([True], [task.go for task in self.tell("h1", done=5, total=10)])
         [shown, _] = self.volt.deployments.one(1).hosts
         self.assertEqual((FILLING, 5, 10, None), (shown.state, shown.done, shown.total, shown.seconds))
         self.pass_time(3)
         self.assertEqual([], self.tell("h1", state=WHOLE))
-        self.assertEqual({"h1": "whole", "h2": "waiting"}, self.states())
+        self.assertEqual({"h1": "whole", "h2": "ready"}, self.states())
         self.assertFalse(self.volt.deployments.one(1).ended)
         self.assertEqual([], self.tell("h2", state=FAILED, error="no room"))
         ended = self.volt.deployments.one(1)
         self.assertEqual((True, 3.0, "no room"), (ended.ended, ended.seconds, ended.hosts[1].error))
+
+    def test_hosts_of_a_tree_read_when_all_are_in_their_places_or_have_been_waited_for(self) -> None:
+        self.deploy("h1", "h2", "h3")
+        for host in ("h1", "h2"):
+            self.volt.join("image", host)
+            self.tell(host, state=READY)
+        self.assertEqual([False], [task.go for task in self.tasks("h1")])
+        self.tell("h3", state=FAILED)
+        self.assertEqual([False], [task.go for task in self.tell("h1", state=READY)])  # not in its place yet
+        revisions = {host: self.volt.join("image", host).revision for host in ("h1", "h2")}
+        for host in ("h1", "h2", "h1", "h2", "h1"):
+            report = TransferReport(deployment=1, state=READY)
+            nodes = [NodeReport(image="image", revision=revisions[host])]
+            answer = self.volt.heartbeat(host, nodes, transfers=[report])
+            revisions[host] = max([revisions[host], *(each.revision for each in answer.assignments)])
+        self.assertEqual([True], [task.go for task in self.tasks("h1")])
+        self.deploy("h1", "h2")
+        self.pass_time(int(SHORTEST_WAIT))
+        self.tell("h1", 2, state=READY)
+        self.assertEqual([True], [task.go for task in self.tasks("h1") if task.deployment == 2])
 
     def test_hosts_are_named_or_those_of_a_place_or_all(self) -> None:
         for host, place in (("h1", "paris/1"), ("h2", "paris"), ("h3", "parish/1")):
