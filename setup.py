@@ -82,6 +82,7 @@ setup(
         "virtman.drivers.transfer": [
             "auto = drivers.transfer.probe:Probe",
             "udpcast = drivers.transfer.udpcast:UdpcastTransfer",
+            "uftp = drivers.transfer.uftp:UftpTransfer",
         ],
     },
 )

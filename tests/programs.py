@@ -24,6 +24,8 @@ PACKAGES = {
     "qemu-system-x86_64": "qemu-system-x86",
     "udp-receiver": "udpcast",
     "udp-sender": "udpcast",
+    "uftp": "uftp",
+    "uftpd": "uftp",
 }
 
 

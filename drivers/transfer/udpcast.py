@@ -5,21 +5,19 @@ Options as in udp-sender(1) and udp-receiver(1); why they are as they are was re
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from drivers.base import Image, ImageSource, Place
+from drivers.base import Image, Place
+from drivers.door import door
 from drivers.errors import DriverError
 from drivers.needs import Needs, Tool
 from drivers.transfer import multicast
-from drivers.transfer.contract import Terms
+from drivers.transfer.contract import Content, Terms
 from drivers.transfer.program import Program
-
-log = logging.getLogger(__name__)
 
 BATCH = 4 << 20
 """Bytes that are handed to the source, or taken from it, at once."""
@@ -37,33 +35,35 @@ RATE = 112_500_000
 """Bytes a second without a limit: 0.9 Gbit/s. Nothing in the protocol finds out what a network can carry."""
 
 
+@door
 class UdpcastTransfer:
     """All receivers at once, in the clear."""
 
     needs = Needs(tools=(Tool("udp-sender", "udpcast"), Tool("udp-receiver", "udpcast")), address=True)
     encrypts = False
 
-    def __init__(self, place: Place, source: ImageSource, image: Image) -> None:
+    def __init__(self, place: Place, source: Content, image: Image) -> None:
         self._address, self._source, self._image = place.address, source, image
         self._runner = multicast.Runner()
         self._sent = 0
 
     def offer(self) -> str:
-        return self._address
+        return self.expect()
 
     def expect(self) -> str:
+        multicast.number_of(self._address)
         return self._address
 
     def send(self, terms: Terms) -> None:
         control, data = multicast.groups(terms)
         wait, rate = multicast.patience(terms), 8 * (terms.limit or RATE)
-        with _pipe() as (reader, writer):
+        with self._runner.until_stopped(), _pipe() as (reader, writer):
             options = {
                 "mcast-data-address": data, "min-receivers": len(terms.receivers), "max-wait": wait,
                 "rexmit-hello-interval": HELLO, "slice-size": SLICE, "retries-until-drop": TRIES, "max-bitrate": rate,
             }  # fmt: skip
             argv = [*self._argv("udp-sender", terms, control, options), "--full-duplex"]
-            with self._running(Program(argv, stdin=reader.fileno())) as program:
+            with self._runner.running(Program(argv, stdin=reader.fileno())) as program:
                 reader.close()
                 for batch in multicast.batches(terms.ranges, BATCH):
                     self._source.get(self._image, batch, writer.fileno())
@@ -74,9 +74,9 @@ class UdpcastTransfer:
     def receive(self, terms: Terms) -> None:
         control, _ = multicast.groups(terms)
         longest = 3 * SILENCE + 2 * multicast.patience(terms) + 2 * BATCH // (terms.limit or BATCH)
-        with _pipe() as (reader, writer):
+        with self._runner.until_stopped(), _pipe() as (reader, writer):
             argv = self._argv("udp-receiver", terms, control, {"receive-timeout": SILENCE, "rcvbuf": "8m"})
-            with self._running(Program(argv, stdout=writer.fileno())) as program:
+            with self._runner.running(Program(argv, stdout=writer.fileno())) as program:
                 writer.close()
                 for batch in multicast.batches(terms.ranges, BATCH):
                     with _at_most(longest, program):
@@ -99,17 +99,6 @@ class UdpcastTransfer:
         }  # fmt: skip
         words = [word for name, value in {**common, **options}.items() for word in (f"--{name}", str(value))]
         return [program, *words, "--nokbd", "--no-progress"]
-
-    @contextmanager
-    def _running(self, program: Program) -> Iterator[Program]:
-        """Run it. After ``stop`` no error is one."""
-        with self._runner.running(program):
-            try:
-                yield program
-            except DriverError as error:
-                log.info("udpcast: %s; the program said: %s", error, program.said)
-                if not self._runner.stopped:
-                    raise
 
 
 @contextmanager

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from testtools import TestCase
 
-from drivers.base import Range
+from drivers.base import Image, Place, Range
+from drivers.digests import draw
+from drivers.errors import DriverError
 from drivers.transfer.contract import Terms
+from drivers.transfer.uftp import UftpTransfer
 from lab.network import Network
 from tests.programs import require, require_root
 from tests.unit.virtman.scene import folder_for
-from tests.userspace.drivers.transferhosts import DONE, FAILED, Host, Job
+from tests.userspace.drivers.transferhosts import DONE, FAILED, FileSource, Host, Job
 
 MIB = 1 << 20
 SIZE = 12 * MIB + 4096
@@ -22,6 +30,11 @@ RANGES = (Range(0, 5 * MIB), Range(7 * MIB, SIZE - 7 * MIB))
 """All but two of the image's MiB."""
 LENGTH = sum(each.length for each in RANGES)
 NAMES = ("a", "b", "c")
+NOBODY: Mapping[str, str] = {}
+LIMIT = 8 * MIB
+"""Bytes a second: a busy machine has no trouble with that."""
+MARK = b"what was in the image when it left"
+ETH_P_ALL = 3  # if_ether.h
 
 
 class TransferCase:
@@ -40,7 +53,7 @@ class TransferCase:
         require_root(self, "network namespaces")
         require(self, *self.programs)
         self.root = folder_for(self)
-        self.network = Network(["sender", *NAMES])
+        self.network = Network(["sender", *NAMES, "d"])
         self.network.start()
         self.addCleanup(self.network.stop)
         self.file = self.root / "image"
@@ -64,14 +77,17 @@ class TransferCase:
         self.addCleanup(self.hosts[name].end)
         return self.hosts[name]
 
-    def run_all(self, *absent: str) -> dict[str, str]:
-        """Let all hosts begin but those that are absent. Returns what came of each."""
-        sender = self.hosts["sender"].contact
-        receivers = [host.contact for name, host in self.hosts.items() if name != "sender"]
-        terms = Terms(os.getpid(), RANGES, sender, receivers, encrypt=self.encrypt)
+    def run_all(self, *absent: str, deceived: Mapping[str, str] = NOBODY, **more: Any) -> dict[str, str]:
+        """Let all hosts begin but those that are absent. ``more``: of the terms. Returns what came of each.
+
+        ``deceived``: hosts that are told of another sender.
+        """
+        contacts = {name: host.contact for name, host in self.hosts.items()}
+        terms = Terms(os.getpid(), RANGES, contacts.pop("sender"), list(contacts.values()), LIMIT, self.encrypt)
+        terms = replace(terms, **more)
         there = {name: host for name, host in self.hosts.items() if name not in absent}
-        for host in there.values():
-            host.begin(terms)
+        for name, host in there.items():
+            host.begin(replace(terms, sender=deceived.get(name, terms.sender)))
         return {name: host.outcome().partition(" ")[0] for name, host in there.items()}
 
     def assert_has(self, *names: str) -> None:
@@ -154,7 +170,76 @@ class TransferCase:
         self.assert_nothing_left()
 
 
+SLOW_MACHINE = {"drivers.transfer.multicast.PATIENCE": 10}
+"""A machine that is busy answers late."""
+
+
 class UdpcastTest(TransferCase, TestCase):
     method = "drivers.transfer.udpcast:UdpcastTransfer"
     programs = ("udp-sender", "udp-receiver")
-    settings: ClassVar[dict[str, int]] = {"drivers.transfer.udpcast.BATCH": MIB}
+    settings: ClassVar[dict[str, int]] = {
+        **SLOW_MACHINE, "drivers.transfer.udpcast.BATCH": MIB, "drivers.transfer.udpcast.TRIES": 20
+    }  # fmt: skip
+
+
+class UftpTest(TransferCase, TestCase):
+    method = "drivers.transfer.uftp:UftpTransfer"
+    programs = ("uftp", "uftpd")
+    settings: ClassVar[dict[str, int]] = {**SLOW_MACHINE, "drivers.transfer.uftp.FILE": MIB}
+    encrypt = True
+
+    def sniffed(self, **more: Any) -> tuple[dict[str, str], bool]:
+        """What came of each host, and whether anybody could read the image on its way."""
+        self.file.write_bytes((MARK * (SIZE // len(MARK) + 1))[:SIZE])
+        read = False
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as wire:  # at the switch
+            wire.settimeout(0.2)
+            over = threading.Event()
+
+            def listen() -> None:
+                nonlocal read
+                while not over.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        read = MARK in wire.recv(2048) or read
+
+            listener = threading.Thread(target=listen)
+            listener.start()
+            try:
+                outcomes = self.run_all(**more)
+            finally:
+                over.set()
+                listener.join()
+        return outcomes, read
+
+    def test_nobody_else_can_read_what_is_encrypted(self) -> None:
+        for name in ("sender", "a"):
+            self.start(name)
+        self.assertEqual(({"sender": DONE, "a": DONE}, False), self.sniffed())
+        self.assert_has("a")
+
+    def test_anybody_can_read_what_is_not(self) -> None:
+        self.encrypt = False
+        for name in ("sender", "a"):
+            self.start(name)
+        self.assertEqual(({"sender": DONE, "a": DONE}, True), self.sniffed())
+        self.assert_has("a")
+
+    def test_hosts_that_are_not_named_or_have_another_key_get_nothing(self) -> None:
+        for name in ("sender", *NAMES, "d"):
+            self.start(name)
+        contacts = {name: host.contact for name, host in self.hosts.items()}
+        key_of_b = contacts["b"].rpartition("|")[2]
+        wrong = {name: f"{contacts[name].rpartition('|')[0]}|{key_of_b}" for name in ("sender", "c")}
+        outcomes = self.run_all(receivers=[contacts["a"], wrong["c"], contacts["d"]], deceived={"d": wrong["sender"]})
+        self.assertEqual({"sender": DONE, "a": DONE, "b": FAILED, "c": FAILED, "d": FAILED}, outcomes)
+        self.assert_has("a")
+        for name in ("b", "c", "d"):
+            self.assertFalse(any((self.root / name / "file").read_bytes()), name)
+
+    def test_nothing_is_left_of_a_host_that_gets_ready_after_it_was_stopped(self) -> None:
+        image = Image("image", SIZE, draw())
+        transfer = UftpTransfer(Place(self.root, self.root, address="192.0.2.1"), FileSource(self.file), image)
+        transfer.stop()
+        with contextlib.suppress(DriverError):
+            transfer.expect()
+        self.assertEqual([], list((self.root / "transfer").iterdir()))

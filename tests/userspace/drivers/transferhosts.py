@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -16,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
-from drivers.base import Image, ImageSource, Place, Range, Taken
+from drivers.base import Image, Place, Range, Taken
 from drivers.errors import DriverError
 from drivers.transfer.contract import Terms, Transfer
 from lab.network import Network
@@ -29,12 +30,15 @@ DONE, FAILED = "done", "failed"
 
 
 class FileSource:
-    """Only ``put`` and ``get``, from and to a plain file, as a chunk store has them."""
+    """A plain file as a chunk store has it."""
 
     def __init__(self, file: Path) -> None:
         self._fd = os.open(file, os.O_RDWR)
         self.moved = 0
         self.on_piece: Callable[[], None] = lambda: None
+
+    def lacking(self, image: Image) -> Sequence[Range]:
+        return [Range(0, image.size)]
 
     def put(self, image: Image, ranges: Sequence[Range], file: int) -> Taken:
         for each in ranges:
@@ -81,13 +85,14 @@ class Job:
 
 def main(job: Job) -> None:
     """Be a host."""
+    logging.basicConfig(level=logging.INFO)
     for name, value in job.settings.items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)
     source = FileSource(Path(job.file))
     place = Place(Path(job.folder, "state"), Path(job.folder, "run"), address=job.address)
     image = Image("image", Path(job.file).stat().st_size, "blake3:" + "0" * 64)
-    transfer: Transfer = EntryPoint("", job.method, "").load()(place, cast(ImageSource, source), image)
+    transfer: Transfer = EntryPoint("", job.method, "").load()(place, source, image)
 
     def note() -> None:
         if job.act and source.moved >= job.at:
