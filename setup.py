@@ -54,6 +54,7 @@ setup(
         "waitress>=3.0",
     ],
     extras_require={
+        "bittorrent": ["libtorrent>=2.0.8"],
         "postgresql": ["psycopg[binary]>=3.1"],
         "test": ["coverage>=7.10", "hypothesis>=6.100", "pytest>=8.0", "testtools>=2.7"],
         # For tests on the machine itself, but not in guests.
@@ -81,6 +82,7 @@ setup(
         ],
         "virtman.drivers.transfer": [
             "auto = drivers.transfer.probe:Probe",
+            "bittorrent = drivers.transfer.bittorrent:BittorrentTransfer",
             "udpcast = drivers.transfer.udpcast:UdpcastTransfer",
             "uftp = drivers.transfer.uftp:UftpTransfer",
         ],
