@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 SHORTEST_WAIT = 10.0
 """Seconds that receivers have to get ready since their sender has, at least."""
 
-MOST_CONTACTS = 64
-"""Receivers that each host is told of. A swarm finds the others by these."""
+MOST_RECEIVERS = 1000
+"""Of a leg: each host is told of all."""
 
 
 def plan(session: Session, deployment: DeploymentRow, hosts: Iterable[HostRow]) -> int:
@@ -201,7 +201,7 @@ def _replace(session: Session, leg: LegRow, receivers: Sequence[TransferRow], no
 
 def _begin(leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:
     """Those that are ready receive together; the others take the tree."""
-    ready = [each for each in receivers if each.contact]
+    ready = [each for each in receivers if each.contact][:MOST_RECEIVERS]
     for each in receivers:
         if each not in ready:
             each.leg_id = None
@@ -218,7 +218,7 @@ def _begin(leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:
 def terms(session: Session, leg: LegRow, attempt: str) -> TransferTerms:
     """What a host of a leg that has begun has to know."""
     query = select(TransferRow.contact).where(TransferRow.leg_id == leg.id, TransferRow.host != leg.source)
-    contacts = session.scalars(query.where(TransferRow.contact != "").order_by(TransferRow.number).limit(MOST_CONTACTS))
+    contacts = session.scalars(query.where(TransferRow.contact != "").order_by(TransferRow.number))
     return TransferTerms(
         number=leg.id, ranges=json.loads(leg.ranges), sender=leg.contact, receivers=list(contacts), attempt=attempt
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.doubles.servers import serve_app
 from tests.unit.volt.test_coordinator import CoordinatorCase
+from volt import legs
 from volt.api import create_app
 from volt.client import NodeReport, VoltClient
 from volt.deploymodels import Deployment, DeploymentRequest, TransferReport, TransferState, TransferTask, TransferTerms
@@ -312,6 +313,15 @@ class LegsTest(LegsCase):
         self.say("h1", READY, attempt="1", error="no address")
         self.ready("h2")
         self.assertEqual([[("tree", True)], [("udpcast", True)]], [self.told(host) for host in ("h1", "h2")])
+
+    def test_who_is_one_too_many_takes_the_tree(self) -> None:
+        self.patch(legs, "MOST_RECEIVERS", 1)
+        self.udpcast("h1", "h2")
+        self.offer()
+        self.ready("h1")
+        self.ready("h2")
+        self.assertEqual([[("udpcast", True)], [("tree", True)]], [self.told(host) for host in ("h1", "h2")])
+        self.assertEqual(["contact of h1"], self.terms("origin").receivers)
 
     def test_hosts_without_the_method_take_the_tree(self) -> None:
         self.methods["h2"] = []
