@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
-import signal
 import subprocess
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import testtools
 from drivers.base import Child, Image, Parent, PathState, Place
 from drivers.chunkstore.source import ChunkSource
 from drivers.digests import draw
+from lab.process import kill_and_wait
 from tests.patience import wait_until
 from tests.programs import require
 from tests.unit.virtman.scene import folder_for
@@ -44,8 +43,8 @@ class ChunkHost:
         return self.source
 
     def kill(self) -> None:
-        """kill -9 the process that serves."""
-        os.kill(self.pid, signal.SIGKILL)
+        """kill -9 the process that serves, and wait until it is dead: what it bound is free, or the next one's."""
+        kill_and_wait(self.pid)
 
     @property
     def pid(self) -> int:
