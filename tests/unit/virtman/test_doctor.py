@@ -48,6 +48,16 @@ class DoctorTest(TestCase):
         stacks = [row[0] for row in rows(found)]
         self.assertEqual([4, 2], [stacks.count(stack) for stack in ("kernel", "chunkstore")])
 
+    def test_what_methods_of_deploy_lack_is_named_and_no_stack_needs_it(self) -> None:
+        found = self.examine(without=["uftp", "udp-sender", "libtorrent"])
+        self.assertTrue(found.runs)
+        lacking = {row[2]: row[4] for row in rows(found) if row[0] == "deploy"}
+        self.assertEqual(
+            {"auto": "-", "bittorrent": "Python library libtorrent", "udpcast": "udp-sender", "uftp": "uftp"}, lacking
+        )
+        self.assertIn("for virtman deploy --method uftp: apt-get install uftp", list(advice(found)))
+        self.assertNotIn("deploy", [row[0] for row in rows(self.examine("kernel"))])
+
     def test_one_stack_is_shown_alone_with_what_is_there_and_missing(self) -> None:
         found = self.examine("chunkstore")
         self.assertEqual(["chunkstore"], list(found.reports))
