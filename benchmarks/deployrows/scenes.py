@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from lab.cluster import Cluster, network_names
 from lab.network import Network
 from lab.process import attempts
 from virtman.client import AgentClient
+from virtman.errors import UnknownImage
 from volt.client import Deployment
 
 IMAGE = "img"
@@ -99,7 +100,8 @@ class Scene:
         """Have all hosts forget the image. Raises TookTooLong."""
         hosts = self.cluster.agents[1:]
         for host in hosts:
-            host.end_hydration(IMAGE)
+            with suppress(UnknownImage):
+                host.end_hydration(IMAGE)
         for _ in attempts(GONE_LIMIT):
             for host in reversed(hosts):  # a host goes after its children
                 host.gc()
