@@ -8,7 +8,6 @@ files only, so each host has a second copy of that meanwhile: the sender until a
 from __future__ import annotations
 
 import json
-import logging
 import queue
 import shutil
 import socket
@@ -30,8 +29,6 @@ from drivers.host.watch import Watch
 from drivers.needs import Library, Needs
 from drivers.transfer.contract import Content, Terms
 from drivers.transfer.program import Program
-
-log = logging.getLogger(__name__)
 
 FOLDER, PREFIX, FILE = "transfer", "bittorrent-", "content"
 """In the state folder, for all methods; of one transfer in that; in this one, as swarm.py has it."""
@@ -223,11 +220,8 @@ class BittorrentTransfer:
                 if self._stopped:
                     return
                 file.seek(begin * torrent.piece)
-                taken = self._source.put(self._image, list(torrent.ranges(begin, end)), file.fileno())
-                if taken.full:
+                if self._source.put(self._image, list(torrent.ranges(begin, end)), file.fileno()).full:
                     raise DriverError(f"no room for image {self._image.name}")
-                if taken.wrong:
-                    log.warning("image %s: BitTorrent brought %d wrong ranges", self._image.name, len(taken.wrong))
 
 
 def _job(swarm: Swarm, terms: Terms, torrent: Torrent) -> dict[str, Any]:
