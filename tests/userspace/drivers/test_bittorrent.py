@@ -16,6 +16,7 @@ from testtools import TestCase
 from drivers.base import Image, Place, Range, Taken
 from drivers.digests import draw
 from drivers.errors import DriverError
+from drivers.transfer import swarm
 from drivers.transfer.bittorrent import BittorrentTransfer
 from drivers.transfer.contract import Terms
 from tests.limits import FileSize
@@ -123,6 +124,14 @@ class BittorrentOnOneHostTest(TestCase):
         self.assertEqual(self.sender.transfer.sent_bytes, sum(each.length for each in receiver.source.kept))
         self.assertTrue(receiver.source.data[MIB : 2 * MIB] == self.data[MIB : 2 * MIB])
         self.assertEqual([], has_all.source.kept)
+
+    def test_a_piece_counts_when_the_file_has_it(self) -> None:
+        piece = MIB
+        job = swarm.Job(str(self.root), 1, 2 * piece, piece, [], 1.0)
+        hashes = swarm.sha1(self.data[:piece]) + swarm.sha1(self.data[piece : 2 * piece])
+        self.assertEqual(frozenset(), swarm.written(job, [0, 1], hashes))
+        job.file.write_bytes(self.data[: piece + 1])
+        self.assertEqual({0}, swarm.written(job, [0, 1], hashes))
 
     def test_no_receiver_gets_more_than_the_limit(self) -> None:
         self.receiver("a")
