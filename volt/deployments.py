@@ -39,6 +39,8 @@ SHORTEST_INTERVAL = 0.5
 MOST_LISTED = 1000
 PROVEN = "blake3-"
 """How the digests begin that prove each part of an image."""
+LATELY = 20
+"""Deployments in which hosts may have shown what their links can carry."""
 BEATS_PER_SECOND = 50
 """Of all hosts that are under way, at most."""
 
@@ -200,10 +202,10 @@ class Deployments:
         if not tried or legs.waits(session, row):
             return
         hosts = session.scalars(select(HostRow).where(HostRow.name.in_([each.host for each in tried]))).all()
-        facts = _facts(row, image, tried, hosts)
+        facts = _facts(session, row, image, tried, hosts)
         predicted = predict(facts, corrections(_history(session)))
         row.method, row.begun = min(predicted, key=predicted.__getitem__), self._now()
-        row.predicted, row.why = json.dumps(predicted), str(facts)
+        row.predicted, row.why, row.pace = json.dumps(predicted), str(facts), int(facts.pace)
         log.info("deployment %d goes by %s: %s", row.id, row.method, row.why)
         legs.forget(session, row)
         if METHODS[row.method].together:
@@ -310,14 +312,16 @@ def _check_method(method: Method, image: ImageRow, hosts: Collection[HostRow]) -
 
 
 def _facts(
-    row: DeploymentRow, image: ImageRow, tried: Sequence[TransferRow], hosts: Sequence[HostRow]
-) -> Facts:  # fmt: skip
+    session: Session, row: DeploymentRow, image: ImageRow, tried: Sequence[TransferRow], hosts: Sequence[HostRow]
+) -> Facts:
     rates = [each.rate for each in tried if each.rate is not None]
     losses = [each.loss for each in tried if each.loss is not None]
     missing = sum(end - begin for begin, end in united(json.loads(each.lacks) for each in tried if each.contact))
+    fastest = select(func.max(TransferRow.rate)).where(TransferRow.deployment_id > row.id - LATELY)
     usable = [name for name in METHODS if 2 * sum(legs.can(host, name) for host in hosts) > len(hosts)]
     return Facts(
         size=missing or image.size, hosts=len(tried), fanout=image.fanout, rate=median(rates) if rates else RATE,
+        link=session.scalar(fastest) or RATE,
         loss=median(losses) if losses else 0.0, reached=len(losses) / len(tried), limit=row.bytes_limit,
         encrypt=row.encrypt is not False, able=frozenset(usable) if image.digest.startswith(PROVEN) else frozenset(),
     )  # fmt: skip
@@ -364,7 +368,7 @@ def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: Depl
         source=row.source,
         terms=legs.terms(session, leg, transfer.attempt) if leg is not None and begun else None,
         encrypt=bool(row.encrypt),
-        limit=row.bytes_limit,
+        limit=row.bytes_limit or (row.pace if leg is not None else None),
         cancelled=transfer.state is TransferState.CANCELLED,
     )
 
@@ -380,7 +384,7 @@ def _sender_task(session: Session, leg: LegRow, row: DeploymentRow) -> TransferT
         sends=True,
         terms=legs.terms(session, leg, leg.attempt) if leg.started is not None else None,
         encrypt=bool(row.encrypt),
-        limit=row.bytes_limit,
+        limit=row.bytes_limit or row.pace,
     )
 
 

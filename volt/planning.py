@@ -52,6 +52,9 @@ RATE = 110e6
 LONGEST_CHAIN = 64
 """Hosts. A read of a VM may pass all of them; and no parser reads the JSON of a tree of a hundred levels."""
 
+LINK_PART = 0.95
+"""Of a link's rate, for packets that wait for no answer: the rest is for their headers and repairs."""
+
 HOP = 0.01
 """Seconds by which each hop of a tree is behind the one above."""
 
@@ -84,14 +87,16 @@ class Facts:
     """What is known of a deployment before it travels.
 
     ``size``: bytes that some host lacks. ``hosts`` that receive. ``rate``: bytes a second that a host got from the tree
-    while all tried, in the middle. ``loss``: the part of multicast packets that did not come, in the middle;
-    ``reached``: the part of the hosts that any reached. ``able``: the methods that most hosts have all for.
+    while all tried, in the middle; ``link``: the most that any host got, lately. ``loss``: the part of multicast
+    packets that did not come, in the middle; ``reached``: the part of the hosts that any reached. ``able``: the methods
+    that most hosts have all for.
     """
 
     size: int
     hosts: int
     fanout: int
     rate: float
+    link: float
     loss: float
     reached: float
     limit: int | None
@@ -113,6 +118,11 @@ class Facts:
             )
             if part
         )
+
+    @property
+    def pace(self) -> float:
+        """Bytes a second at which a sender may multicast: nothing in its protocols finds out what a link can carry."""
+        return min(LINK_PART * self.link, self.limit or self.link)
 
     @property
     def is_chain(self) -> bool:
@@ -145,7 +155,7 @@ def _seconds(name: str, facts: Facts) -> float:
     if name == "unicast":
         return facts.hosts * (facts.size / rate + TURN)
     start, slower = TOGETHER[name]
-    return start + slower * facts.size / min(RATE, facts.limit or RATE)
+    return start + slower * facts.size / facts.pace
 
 
 TOGETHER = {"bittorrent": (4.0, 2.0), "udpcast": (2.0, 1.2), "uftp": (4.0, 1.4)}

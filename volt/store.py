@@ -99,7 +99,7 @@ class DeploymentRow(Base):
     """A deployment (volt/deployments.py). Times in seconds since the epoch. ``source``: who sends, if one host does.
 
     ``predicted``: JSON of the seconds that each method was expected to take since the chosen one has ``begun``, and
-    ``why``, for people.
+    ``why``, for people. ``pace``: bytes a second at which a sender multicasts, if hosts have tried the network.
     """
 
     __tablename__ = "deployments"
@@ -119,6 +119,7 @@ class DeploymentRow(Base):
     ended: Mapped[float | None] = mapped_column(sa.Float(53))
     cancelled: Mapped[bool] = mapped_column(default=False)
     begun: Mapped[float | None] = mapped_column(sa.Float(53))
+    pace: Mapped[int | None] = mapped_column(sa.BigInteger)
     predicted: Mapped[str] = mapped_column(sa.Text, default="{}")
     why: Mapped[str] = mapped_column(sa.Text, default="")
 

@@ -441,8 +441,8 @@ class AutoTest(LegsCase):
     def try_all(self, number: int = 1, rate: float = 1e6, loss: float | None = 0.0) -> None:
         """The hosts of a deployment have tried the network."""
         self.found(number, "origin", sends=True)
-        for host in ("h1", "h2"):
-            self.found(number, host, rate=rate, loss=loss, lacks=[[0, 1 << 30]])
+        for host, faster in (("h1", 10), ("h2", 1)):
+            self.found(number, host, rate=faster * rate, loss=loss, lacks=[[0, 1 << 30]])
         self.pass_time(2)
         self.found(number, "h2", rate=rate, loss=loss, lacks=[[0, 1 << 30]])
 
@@ -461,8 +461,9 @@ class AutoTest(LegsCase):
         self.assertEqual("udpcast", made.method)
         self.assertEqual({"tree", "lazy", "unicast", "bittorrent", "udpcast", "uftp"}, set(made.predicted))
         self.assertEqual("udpcast", min(made.predicted, key=made.predicted.__getitem__))
-        self.assertIn("1074 MB to 2 hosts, 1.0 MB/s by the tree, multicast reaches 100% of them", made.why)
+        self.assertIn("1074 MB to 2 hosts, 5.5 MB/s by the tree, multicast reaches 100% of them", made.why)
         self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
+        self.assertEqual([9_500_000] * 3, [self.hear(host)[0].limit for host in ("origin", "h1", "h2")])
 
     def test_without_leave_nothing_travels_unencrypted(self) -> None:
         self.auto()

@@ -11,8 +11,17 @@ from volt.planning import FEWEST, METHODS, MOST, Facts, corrections, predict
 
 GIB = 1 << 30
 ALL = Facts(
-    size=GIB, hosts=20, fanout=2, rate=100e6, loss=0.0, reached=1.0, limit=None, encrypt=False, able=frozenset(METHODS)
-)
+    size=GIB,
+    hosts=20,
+    fanout=2,
+    rate=100e6,
+    link=110e6,
+    loss=0.0,
+    reached=1.0,
+    limit=None,
+    encrypt=False,
+    able=frozenset(METHODS),
+)  # fmt: skip
 
 
 class PlanningTest(TestCase):

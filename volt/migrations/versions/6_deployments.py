@@ -28,6 +28,7 @@ def upgrade() -> None:
         sa.Column("ended", sa.Float(53)),
         sa.Column("cancelled", sa.Boolean, nullable=False),
         sa.Column("begun", sa.Float(53)),
+        sa.Column("pace", sa.BigInteger),
         sa.Column("predicted", sa.Text, nullable=False),
         sa.Column("why", sa.Text, nullable=False),
     )
