@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from drivers.base import Image, Place
 from drivers.door import door
-from drivers.errors import DriverError
+from drivers.errors import CommandFailed, DriverError
 from drivers.host.command import run
 from drivers.host.folders import matching
 from drivers.host.retry import until
@@ -39,6 +40,9 @@ BLOCK = 1400
 """Bytes of the image in a packet: with all headers, and encrypted, it fills the 1500 of an Ethernet."""
 TRIES = 50
 """How often a sender asks a receiver that does not answer."""
+CRASHES = 5
+"""How often a file may be sent again. uftp 4.10.2 crashes when a receiver has to confirm its key twice: packets were
+lost (server_phase.c, handle_announce_phase: no deststate)."""
 MISSED, SECTIONS = 30, 2
 """A receiver that misses so many percent of so many sections of a file, some 15 MB each, is dropped."""
 QUEUE = 128 << 10
@@ -89,17 +93,25 @@ class UftpTransfer:
         with self._working() as folder:
             receivers = list(terms.receivers)
             files = self._files(folder, terms)
-            file = next(files, None)
+            file, following, crashes = next(files, None), None, 0
             while file is not None:
+                if not receivers:  # uftp would take anybody
+                    raise DriverError("no receiver is left")
                 hosts = [contact.split("|") for contact in receivers]
                 (folder / "hosts").write_text("".join(f"{number}|{key}\n" for number, _, key in hosts))
                 with self._runner.running(Program(self._sender(folder, file, terms))) as program:
-                    following = next(files, None)
-                    program.wait()
+                    following = following or next(files, None)
+                    try:
+                        program.wait()
+                    except CommandFailed as error:
+                        crashes += 1
+                        if error.code != -signal.SIGSEGV or crashes > CRASHES:
+                            raise
+                        continue
                     receivers = self._whole(folder / "status", receivers, program)
                 self._sent += file.stat().st_size
                 file.unlink()
-                file = following
+                file, following, crashes = following, None, 0
 
     def _whole(self, status: Path, receivers: Sequence[str], program: Program) -> list[str]:
         """The receivers that got the whole file: nobody waits for the others any more."""
@@ -153,7 +165,7 @@ class UftpTransfer:
         return [
             "uftpd", "-d", "-q", *self._common(terms, control), "-S", str(folder / "servers"),
             "-T", str(folder / "arriving"), "-D", str(folder / "whole"), "-c", str(CACHE), "-B", str(8 << 20),
-            *(("-E", "-k", str(folder / "key")) if terms.encrypt else ()),
+            "-k", str(folder / "key"), *(("-E",) if terms.encrypt else ()),
         ]  # fmt: skip
 
     def _common(self, terms: Terms, control: str) -> list[str]:

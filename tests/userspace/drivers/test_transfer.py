@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 from testtools import TestCase
 
@@ -235,6 +237,24 @@ class UftpTest(TransferCase, TestCase):
         self.assert_has("a")
         for name in ("b", "c", "d"):
             self.assertFalse(any((self.root / name / "file").read_bytes()), name)
+
+    def test_a_sender_goes_on_after_uftp_has_crashed(self) -> None:
+        program, crashed = self.root / "uftp", self.root / "crashed"
+        real = shutil.which("uftp")
+        program.write_text(f'#!/bin/sh\n[ -e {crashed} ] || {{ touch {crashed}; kill -SEGV $$; }}\nexec {real} "$@"\n')
+        program.chmod(0o755)
+        with mock.patch.dict(os.environ, PATH=f"{self.root}:{os.environ['PATH']}"):
+            self.start("sender")
+        self.start("a")
+        self.assertEqual({"sender": DONE, "a": DONE}, self.run_all())
+        self.assertTrue(crashed.exists())
+        self.assert_has("a")
+        self.assert_nothing_left()
+
+    def test_a_sender_without_receivers_sends_to_nobody(self) -> None:
+        self.start("sender")
+        self.assertEqual({"sender": FAILED}, self.run_all(receivers=[]))
+        self.assert_nothing_left()
 
     def test_nothing_is_left_of_a_host_that_gets_ready_after_it_was_stopped(self) -> None:
         image = Image("image", SIZE, draw())
