@@ -155,11 +155,14 @@ def _seconds(name: str, facts: Facts) -> float:
     if name == "unicast":
         return facts.hosts * (facts.size / rate + TURN)
     start, slower = TOGETHER[name]
-    return start + slower * facts.size / facts.pace
+    repairs = 1 + REPAIRS * facts.loss if name in MULTICAST else 1.0
+    return start + slower * repairs * facts.size / facts.pace
 
 
-TOGETHER = {"bittorrent": (4.0, 2.0), "udpcast": (2.0, 1.2), "uftp": (4.0, 1.4)}
+TOGETHER = {"bittorrent": (4.0, 1.3), "udpcast": (2.5, 1.1), "uftp": (3.5, 1.3)}
 """Seconds until a method moves anything, and how much longer it takes than the image through one link."""
+REPAIRS = 4.0
+"""How much more a multicast sends for each packet that is lost at one receiver: others lose other packets."""
 
 
 def corrections(ended: Iterable[tuple[str, float, float]]) -> dict[str, float]:

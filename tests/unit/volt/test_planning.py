@@ -41,6 +41,11 @@ class PlanningTest(TestCase):
         self.assertEqual("unicast", max(one, key=one.__getitem__))
         self.assertTrue(all(predict(replace(ALL, limit=10_000_000), {})[method] > 2 * one[method] for method in one))
 
+    def test_what_is_lost_is_sent_again(self) -> None:
+        before, after = predict(ALL, {}), predict(replace(ALL, loss=0.05), {})
+        slower = {method for method in before if after[method] > before[method]}
+        self.assertEqual({"udpcast", "uftp"}, slower)
+
     def test_a_slow_tree_makes_others_better(self) -> None:
         best = [min(found, key=found.__getitem__) for found in (predict(ALL, {}), predict(replace(ALL, rate=5e6), {}))]
         self.assertEqual("tree", best[0])
