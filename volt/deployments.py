@@ -156,7 +156,7 @@ class Deployments:
         transfer.done, transfer.total, transfer.error = report.done, report.total, report.error
         transfer.ended = self._now() if final else None
         if leg is not None:
-            return final or news or legs.is_late(leg, row.method, self._now())
+            return final or news or legs.is_late(leg, row, self._now())
         return final or row.begun is None
 
     def interval(self, session: Session) -> float:

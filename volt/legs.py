@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import delete, or_, select, update
@@ -22,7 +23,7 @@ from volt.deploymodels import (
     TransferTerms,
 )
 from volt.models import HostState
-from volt.planning import METHODS
+from volt.planning import AUTO, METHODS
 from volt.spans import united
 from volt.store import DeploymentRow, HostRow, LegRow, TransferRow, node_table
 
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 SHORTEST_WAIT = 10.0
 """Seconds that receivers have to get ready since their sender has, at least."""
+
+OFFERED_WITHIN = 60.0
+"""Seconds in which a host that has all of the image gets ready to send, at least."""
 
 MOST_RECEIVERS = 1000
 """Of a leg: each host is told of all."""
@@ -44,6 +48,8 @@ def plan(session: Session, deployment: DeploymentRow, hosts: Iterable[HostRow]) 
     holders = {_site(host): host.name for host in _holders(session, deployment)}
     legs = 0
     for site, able in sites.items():
+        if site not in holders and deployment.method == AUTO:
+            continue  # who would try is to have the image first
         source = holders.get(site, able[0].name)
         receivers = [host.name for host in able if host.name != source]
         if not receivers:
@@ -113,11 +119,13 @@ def _give_up(session: Session, leg: LegRow, now: float, why: str) -> None:
     session.execute(update(TransferRow).where(TransferRow.leg_id == leg.id).values(leg_id=None))
 
 
-def is_late(leg: LegRow, method: str, now: float) -> bool:
+def is_late(leg: LegRow, deployment: DeploymentRow, now: float) -> bool:
     """Whether a leg may have waited long enough, so that ``advance`` should look."""
-    if leg.started is not None or leg.offered is None:
+    if leg.started is not None:
         return False
-    return now - leg.offered >= min(METHODS[method].listens or SHORTEST_WAIT, SHORTEST_WAIT)
+    if leg.offered is None:
+        return now - _since(deployment) >= OFFERED_WITHIN
+    return now - leg.offered >= min(METHODS[deployment.method].listens or SHORTEST_WAIT, SHORTEST_WAIT)
 
 
 def goes_on(leg: LegRow, deployment: DeploymentRow, host: str) -> bool:
@@ -153,7 +161,10 @@ def advance(session: Session, deployment: DeploymentRow, now: float, patience: f
             leg.ended = now
         elif not _is_alive(session, leg.source):
             _replace(session, leg, receivers, now)
-        elif leg.started is None and leg.offered is not None:
+        elif leg.offered is None:
+            if now - _may_offer_since(session, deployment, leg) >= max(OFFERED_WITHIN, patience):
+                _give_up(session, leg, now, f"the sender {leg.source} does not get ready")
+        elif leg.started is None:
             waited = now - leg.offered
             waiting = any(each.state is TransferState.WAITING for each in receivers)
             if waited >= (max(SHORTEST_WAIT, patience) if waiting else METHODS[deployment.method].listens):
@@ -189,6 +200,19 @@ def _receivers(session: Session, leg: LegRow) -> list[TransferRow]:
 def _is_alive(session: Session, host: str) -> bool:
     state = session.scalar(select(HostRow.state).where(HostRow.name == host))
     return state is HostState.ALIVE
+
+
+def _may_offer_since(session: Session, deployment: DeploymentRow, leg: LegRow) -> float:
+    """Since when the sender has been told so: when it has all of the image. In the future as long as it has not."""
+    own = session.get(TransferRow, (deployment.id, leg.source))
+    if own is None:
+        return _since(deployment)
+    return math.inf if own.ended is None else max(own.ended, _since(deployment))
+
+
+def _since(deployment: DeploymentRow) -> float:
+    """Since when it goes by its method."""
+    return deployment.begun or deployment.created
 
 
 def _replace(session: Session, leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:

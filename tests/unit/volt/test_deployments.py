@@ -9,7 +9,7 @@ from volt.api import create_app
 from volt.client import NodeReport, VoltClient
 from volt.deploymodels import Deployment, DeploymentRequest, TransferReport, TransferState, TransferTask, TransferTerms
 from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageUnknown, ImageWithdrawn
-from volt.legs import SHORTEST_WAIT
+from volt.legs import OFFERED_WITHIN, SHORTEST_WAIT
 from volt.models import ImageTree
 from volt.planning import LONGEST_CHAIN
 
@@ -323,6 +323,16 @@ class LegsTest(LegsCase):
         self.assertEqual([[("udpcast", True)], [("tree", True)]], [self.told(host) for host in ("h1", "h2")])
         self.assertEqual(["contact of h1"], self.terms("origin").receivers)
 
+    def test_a_sender_that_does_not_get_ready_is_given_up(self) -> None:
+        self.udpcast("h1", "h2")
+        for _ in range(int(OFFERED_WITHIN)):
+            self.pass_time(1)
+            for host in ("origin", "h1", "h2"):
+                self.hear(host)
+        self.ready("h1")
+        self.ready("h2")
+        self.assertEqual([[("tree", True)], [("tree", True)], []], [self.told(host) for host in ("h1", "h2", "origin")])
+
     def test_hosts_without_the_method_take_the_tree(self) -> None:
         self.methods["h2"] = []
         self.hear("h2")
@@ -496,6 +506,11 @@ class AutoTest(LegsCase):
                 self.hear(host, TransferReport(deployment=number, state=WHOLE))
         first, second = (self.volt.deployments.one(number).predicted["tree"] for number in (1, 2))
         self.assertAlmostEqual(4 * first, second, delta=0.1)
+
+    def test_where_nobody_has_the_image_nobody_tries(self) -> None:
+        for host, place in (("origin", "here"), ("h1", "there"), ("h2", "there")):
+            self.volt.register(host, f"unix:///run/{host}", place)
+        self.assertEqual("tree", self.auto(encrypt=False).method)
 
     def test_hosts_that_cannot_try_take_the_tree(self) -> None:
         self.methods.clear()
