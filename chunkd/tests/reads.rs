@@ -389,6 +389,20 @@ async fn a_parent_from_which_all_is_filled_is_not_left_for_one_that_has_nothing_
     assert_eq!(before, idle.asked.load(Ordering::SeqCst));
 }
 
+/// As the last host of a long chain in which nobody has the image yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parent_from_which_all_is_filled_may_be_silent_for_longer_than_a_second() {
+    let content = Content::new(256 << 10);
+    let silent = BadParent::new(&content, Fault::Late(Duration::from_millis(1500))).await;
+    let other = BadParent::new(&content, Fault::None).await;
+    let host = Host::new("one").await;
+    host.attach(&content, &[silent.as_parent_of("one"), other.as_parent_of("one")]).await;
+    host.registry.fill(common::IMAGE, vec![0..256 << 10; 1], Class::Soon, None).unwrap();
+    in_time(60, filled(&host, 256 << 10)).await;
+    assert!(silent.asked.load(Ordering::SeqCst) > 0);
+    assert!(host.registry.status(None)[0].parents.iter().all(|parent| parent.state != Use::Lost));
+}
+
 /// Hosts whose first parent does wrong from time to time, and reads at random: a thousand with WHOLE set.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_a_parent_does_every_byte_is_right() {

@@ -26,6 +26,10 @@ pub use route::Route;
 /// A parent from which nothing has come for so long, while another one answers, hangs.
 const HUNG: Duration = Duration::from_secs(1);
 
+/// For requests that nobody waits for: while an image comes to all hosts of a long chain, the last ones hear nothing until the
+/// first bytes have passed all others.
+const PATIENT_HUNG: Duration = Duration::from_secs(10);
+
 /// A parent that answers later than this, and many times less often than the next one, is slow.
 const SLOW: Duration = Duration::from_millis(20);
 const MUCH: u32 = 4;
@@ -161,7 +165,7 @@ impl Upstream {
         for route in old {
             route.close().await;
         }
-        self.connected();
+        self.connected(HUNG);
         self.changed.notify_waiters();
     }
 
@@ -249,7 +253,7 @@ impl Upstream {
     /// The first parent, or the second if the first is much slower than that; and the other of the two, if it is worth
     /// to know how fast that one is: while the first is slow, and the second does not rest.
     fn best(&self, patient: bool) -> Option<(Arc<Route>, Option<Arc<Route>>)> {
-        let mut routes = self.connected().into_iter();
+        let mut routes = self.connected(hung(patient)).into_iter();
         let first = routes.next()?;
         let (time, much) = if patient { (first.pace(), PATIENT_MUCH) } else { (first.latency(), MUCH) };
         let second = routes.next().filter(|second| time > SLOW && second.rests_until().is_none());
@@ -265,15 +269,15 @@ impl Upstream {
 
     /// The parents that are connected, best first. Connects further ones until there are two, and those that rest: so they
     /// are known to live, or the agent hears that they do not.
-    fn connected(&self) -> Vec<Arc<Route>> {
+    fn connected(&self, hung: Duration) -> Vec<Arc<Route>> {
         let mut all = self.routes().clone();
-        all.sort_by_cached_key(|route| (route.rests_until(), route.hangs()));
+        all.sort_by_cached_key(|route| (route.rests_until(), route.hangs(hung)));
         let (mut routes, mut answering) = (Vec::new(), 0);
         for route in all {
             let rests = usize::from(route.rests_until().is_some());
             route.want([self.connections, 1, 0][answering.min(2)].max(rests));
             if route.connected() {
-                answering += usize::from(!route.hangs());
+                answering += usize::from(!route.hangs(hung));
                 routes.push(route);
             }
         }
@@ -283,14 +287,14 @@ impl Upstream {
     /// The answer of a parent, or of others if those who were asked are late; none if all who were asked fail.
     async fn ask(&self, first: Arc<Route>, offset: u64, length: u32, patient: bool) -> Result<Option<Answer>, Closed> {
         let read = |route: Arc<Route>| async move { (route.read(offset, length).await, route) };
-        let mut patience = first.patience();
+        let (mut patience, hung) = (first.patience(), hung(patient));
         let mut asked = vec![first.clone()];
         let mut answers = FuturesUnordered::from_iter([read(first)]);
         loop {
             tokio::select! {
                 Some((answer, route)) = answers.next() => match answer {
                     Ok(data) => {
-                        leave_hung(&asked, &route);
+                        leave_hung(&asked, &route, hung);
                         return Ok(Some((data, route)));
                     }
                     Err(error) => {
@@ -305,8 +309,8 @@ impl Upstream {
                 () = self.closed.cancelled() => return Err(Closed),
             }
             let fresh = |route: &Arc<Route>| !asked.iter().any(|known| Arc::ptr_eq(known, route));
-            if let Some(next) = self.connected().into_iter().find(fresh) {
-                if asked.iter().all(|route| route.hangs()) || !patient && self.may_hedge() {
+            if let Some(next) = self.connected(hung).into_iter().find(fresh) {
+                if asked.iter().all(|route| route.hangs(hung)) || !patient && self.may_hedge() {
                     asked.push(next.clone());
                     answers.push(read(next));
                 }
@@ -325,9 +329,14 @@ impl Upstream {
     }
 }
 
+/// How long nothing has to come of a parent that hangs.
+fn hung(patient: bool) -> Duration {
+    if patient { PATIENT_HUNG } else { HUNG }
+}
+
 /// Leaves those of the asked parents that hang, since another one has answered.
-fn leave_hung(asked: &[Arc<Route>], answered: &Arc<Route>) {
-    for route in asked.iter().filter(|route| !Arc::ptr_eq(route, answered) && route.hangs()) {
+fn leave_hung(asked: &[Arc<Route>], answered: &Arc<Route>, hung: Duration) {
+    for route in asked.iter().filter(|route| !Arc::ptr_eq(route, answered) && route.hangs(hung)) {
         route.leave(Fault::Hung);
     }
 }

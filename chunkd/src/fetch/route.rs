@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::{Connection, Endpoint, Lost};
-use super::{Fault, HUNG, Left, Parent};
+use super::{Fault, Left, Parent};
 use crate::loops::Loops;
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -195,10 +195,10 @@ impl Route {
         (state.mean + 4 * state.deviation).max(LEAST_PATIENCE)
     }
 
-    /// Whether requests wait, and nothing has come for too long.
+    /// Whether requests wait, and nothing has come for so long.
     #[must_use]
-    pub fn hangs(&self) -> bool {
-        self.state().connections.iter().any(|connection| connection.stalled() >= HUNG)
+    pub fn hangs(&self, after: Duration) -> bool {
+        self.state().connections.iter().any(|connection| connection.stalled() >= after)
     }
 
     /// Reads a range, in bytes, by the connection with the least to do.
