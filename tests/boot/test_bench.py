@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.boot.vms import VmTestCase
 from tests.patience import PATIENCE
 from virtman.bench import Boots, wave
@@ -9,6 +11,7 @@ from virtman.staging import STAGES
 
 
 class BenchTest(VmTestCase):
+    @pytest.mark.long
     def test_a_vm_is_timed_to_its_prompt_and_destroyed(self) -> None:
         client = self.cluster(2).agents[1]
         boots = Boots("guest", 1, {"memory": 256, "network": "none"}, "login:", PATIENCE)

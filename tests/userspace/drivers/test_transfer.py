@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
+import pytest
 from testtools import TestCase
 
 from drivers.base import Image, Place, Range
@@ -134,6 +135,7 @@ class TransferCase:
         self.assert_has("b", "c")
         self.assert_nothing_left("a")
 
+    @pytest.mark.long
     def test_a_receiver_that_never_comes_keeps_nobody_up(self) -> None:
         assert isinstance(self, TestCase)
         for name in ("sender", *NAMES):
@@ -150,6 +152,7 @@ class TransferCase:
         self.assertEqual({"sender": "", "a": FAILED, "b": FAILED}, self.run_all())
         self.assert_nothing_left("sender")
 
+    @pytest.mark.long
     def test_a_sender_ends_at_once_that_is_stopped(self) -> None:
         assert isinstance(self, TestCase)
         self.start("sender", at=LENGTH // 2, act="stop")
@@ -157,6 +160,7 @@ class TransferCase:
         self.assertEqual({"sender": DONE, "a": FAILED}, self.run_all())
         self.assert_nothing_left()
 
+    @pytest.mark.long
     def test_a_receiver_ends_at_once_that_is_stopped(self) -> None:
         assert isinstance(self, TestCase)
         self.start("sender")
