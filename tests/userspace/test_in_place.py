@@ -295,7 +295,11 @@ class DeviceInPlaceTest(InPlaceTestCase):
         self.origin.kill_daemons()
         wait_until(lambda: not self.origin.daemons(), "nobody has it open any more")
         subprocess.run(["losetup", "--detach", loop], check=True)
-        take = ["losetup", loop, other]  # a process that ends has no command line a moment before it closes its files
+        take = [
+            "losetup",
+            str(loop),
+            str(other),
+        ]  # a process that ends has no command line a moment before it closes its files
         wait_until(lambda: subprocess.run(take, stderr=subprocess.DEVNULL, check=False).returncode == 0, "it is free")
         self.origin.start()
         self.await_trouble(self.origin, "is another device now")
