@@ -323,7 +323,7 @@ def _facts(
         size=missing or image.size, hosts=len(tried), fanout=image.fanout, rate=median(rates) if rates else RATE,
         link=session.scalar(fastest) or RATE,
         loss=median(losses) if losses else 0.0, reached=len(losses) / len(tried), limit=row.bytes_limit,
-        encrypt=row.encrypt is not False, able=frozenset(usable) if image.digest.startswith(PROVEN) else frozenset(),
+        encrypt=_is_encrypted(row), able=frozenset(usable) if image.digest.startswith(PROVEN) else frozenset(),
     )  # fmt: skip
 
 
@@ -367,7 +367,7 @@ def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: Depl
         go=begun if leg is not None else _may_read(session, transfer, row),
         source=row.source,
         terms=legs.terms(session, leg, transfer.attempt) if leg is not None and begun else None,
-        encrypt=bool(row.encrypt),
+        encrypt=_is_encrypted(row),
         limit=row.bytes_limit or (row.pace if leg is not None else None),
         cancelled=transfer.state is TransferState.CANCELLED,
     )
@@ -383,9 +383,14 @@ def _sender_task(session: Session, leg: LegRow, row: DeploymentRow) -> TransferT
         go=leg.started is not None,
         sends=True,
         terms=legs.terms(session, leg, leg.attempt) if leg.started is not None else None,
-        encrypt=bool(row.encrypt),
+        encrypt=_is_encrypted(row),
         limit=row.bytes_limit or row.pace,
     )
+
+
+def _is_encrypted(row: DeploymentRow) -> bool:
+    """Whether nobody else may read what travels: so it is where Volt chooses the method and nobody said anything."""
+    return row.asked == AUTO if row.encrypt is None else row.encrypt
 
 
 def _may_read(session: Session, transfer: TransferRow, row: DeploymentRow) -> bool:

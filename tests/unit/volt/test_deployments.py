@@ -480,6 +480,10 @@ class AutoTest(LegsCase):
         self.try_all(rate=110e6)
         self.assertEqual("tree", self.volt.deployments.one(1).method)
         self.assertEqual([[], [("tree", True)], [("tree", True)]], [self.told(h) for h in ("origin", "h1", "h2")])
+        self.auto()
+        self.try_all(2)
+        told = [task for host in ("origin", "h1", "h2") for task in self.hear(host) if task.deployment == 2]
+        self.assertEqual([("uftp", True)] * 3, [(task.method, task.encrypt) for task in told])
 
     def test_what_multicast_does_not_reach_gets_no_multicast(self) -> None:
         self.auto(encrypt=False)
