@@ -20,6 +20,7 @@ from drivers.needs import Finding, Machine, check
 from drivers.registry import load, names
 from drivers.transfer.contract import Content, Terms, Transfer
 from drivers.transfer.probe import Probe
+from virtman.errors import NotSupported
 from volt.client import TransferState, TransferTask, TransferTerms
 from volt.spans import united
 
@@ -197,9 +198,11 @@ class Transfers:
         return self._parts.get(deployment)
 
     def take_part(self, task: TransferTask, image: Image) -> None:
-        """Get ready for a task, if that is not under way. Raises OSError."""
+        """Get ready for a task, if that is not under way. Raises OSError, NotSupported if it would travel in the clear."""
         if task.deployment not in self._parts:
             driver = self._drivers[task.method]
+            if task.encrypt and not driver.encrypts:
+                raise NotSupported(f"the method {task.method} cannot encrypt here, and that was asked for")
             part = Part(task, driver, self._place, self._source, image, self._changed)
             part.start()
             self._parts[task.deployment] = part

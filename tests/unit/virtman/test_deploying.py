@@ -273,6 +273,11 @@ class TogetherTest(DeployingCase):
             report = self.wait_state(TransferState.FAILED, self.udpcast(sends=True, **more))
             self.assertIn("has not the content", report.error)
 
+    def test_what_is_to_be_encrypted_does_not_travel_in_the_clear(self) -> None:
+        report = self.wait_state(TransferState.FAILED, self.udpcast(encrypt=True))
+        self.assertIn("cannot encrypt", report.error)
+        self.assertEqual([], TransferDouble.made)
+
     def test_a_cancelled_one_ends_what_runs(self) -> None:
         report = self.ready()
         self.told(self.begun(report))
