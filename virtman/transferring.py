@@ -198,7 +198,7 @@ class Transfers:
         return self._parts.get(deployment)
 
     def take_part(self, task: TransferTask, image: Image) -> None:
-        """Get ready for a task, if that is not under way. Raises OSError, NotSupported: it would travel in the clear."""
+        """Get ready for a task, if that is not under way. Raises OSError, NotSupported: it would travel unencrypted."""
         if task.deployment not in self._parts:
             driver = self._drivers[task.method]
             if task.encrypt and not driver.encrypts:
