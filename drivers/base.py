@@ -89,7 +89,8 @@ class Parent:
     """One host to read misses from. ``address``: registered at Volt, e.g. ``nbds://192.0.2.7:10809``.
 
     ``ticket``: a secret as well, of the assignment with this ``revision`` (volt/edgesecrets.py). A parent with a newer
-    ticket is the same parent.
+    ticket is the same parent. ``far``: it is in another place. A host reads there only when no parent in its own place
+    answers.
     """
 
     host: str
@@ -97,6 +98,7 @@ class Parent:
     secret: str = field(default="", repr=False)
     ticket: str = field(default="", repr=False, compare=False)
     revision: int = field(default=0, compare=False)
+    far: bool = False
 
 
 @dataclass(frozen=True)

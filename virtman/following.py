@@ -22,7 +22,7 @@ def with_assignment(record: ImageRecord, assignment: Assignment, *, confirmed: b
             "digest": assignment.digest,
             "slot": assignment.slot,
             "parents": tuple(
-                Parent(p.host, p.address, p.secret, p.ticket, assignment.revision) for p in assignment.parents
+                Parent(p.host, p.address, p.secret, p.ticket, assignment.revision, p.far) for p in assignment.parents
             ),
             "children": tuple(Child(c.host, c.secret) for c in assignment.children),
             "serving_key": assignment.serving_key,

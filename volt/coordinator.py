@@ -388,6 +388,7 @@ class Coordinator:
                     address=addresses[name],
                     secret=secret(name, node.host),
                     ticket=ticket(serving(name), node.host, node.revision),
+                    far=tree.hosts[name].place != node.place,
                 )
                 for name in parents
             ],

@@ -153,12 +153,14 @@ class Parent(Answer):
     """A host to read from. ``secret``: known to both hosts and no third, the same as in the parent's ``Child``.
 
     ``ticket``: a secret as well, of this assignment's revision. The parent can compute it (``Assignment.serving_key``).
+    ``far``: in another place. A host reads there only when no parent in its own place answers.
     """
 
     host: str
     address: str
     secret: str = Field(repr=False)
     ticket: str = Field(default="", repr=False)
+    far: bool = False
 
 
 class Child(Answer):

@@ -10,7 +10,9 @@ the first origin, hangs below the origins. Every other heap has its root in slot
 read from other places, so an image comes to each place once. The places are a chain in a fixed order: home, the other
 racks of its site, the other sites one after the other. A gate reads from an origin in its own place, else from the gate
 before it, else from the one before that. So the uplink of a rack carries an image once each way, and so does that of a
-site. What is said below of smaller and larger slots holds for the places in their order, and for the slots of a place.
+site. Where heaps are chains, gates read from the ends of those chains instead, so that no host has two children: the
+*exit* of a place is its gate, or the end of its chain. What is said below of smaller and larger slots holds for the
+places in their order, and for the slots of a place.
 
 A host learns of a change late, and it may go on for long with an old list of parents. So the edges that may carry
 data are more than those of the current lists: a host may use any list that it was given since the one it last
@@ -25,8 +27,8 @@ from a node to an offered node with a smaller slot, whose reach does not hold th
 - *Join* takes a new last slot: nobody reads from the new node, and everything it may read from is in smaller slots.
 - *Move.* When a node leaves, the node in the last slot of its place takes its slot. No offered node reaches the moved
   one, for that would have to be in a slot above the last; and the moved one is not offered (``moving``) until it
-  confirmed that it reads only from its new parents. All other slots stay, and slots only ever become smaller. (Gates of
-  other places may read from slot 1 only, and a node moves there from a higher slot.)
+  confirmed that it reads only from its new parents. All other slots stay, and slots only ever become smaller. (Gates
+  that read from the moved one are in later places, whatever its slot.)
 - *Places* have their order by their names, so it never changes. A host gets another place only by leaving the tree.
 - *Return.* A host that left and joins again gets a larger slot, while nodes that were never told may still read from
   it. Until all those have confirmed a later list it is ``returning``: it gets only origins as parents, which read
@@ -186,7 +188,7 @@ def deepest(last: Mapping[str, int], fanout: int, home: str) -> int:
     above = int(last.get(home, 0) > 0)
     found = depth(last.get(home, 0), fanout)
     for place in sorted((place for place, slot in last.items() if slot > 0 and place != home), key=partial(rank, home)):
-        above += 1
+        above = (found if fanout == 1 else above) + 1
         found = max(found, above + depth(last[place] - 1, fanout))
     return found
 
@@ -225,7 +227,11 @@ class Places:
         place, root = (node.place, self._root(node.place)) if node.slot > 0 else (self.home, 0)
         slots = heap_children(node.slot - root, self.fanout) if node.slot >= 0 else ()
         found = [self.slots[place, slot + root] for slot in slots if (place, slot + root) in self.slots]
-        gates = [self.slots[place, 1] for place in self._chain] if node.slot <= 1 else []
+        gates = (
+            [self.slots[place, 1] for place in self._chain]
+            if node.slot <= 0 or node.spot == self._exit(node.place)
+            else []
+        )
         return found + [gate for gate in gates if (self._sources(gate) or self.origins)[0] is node]
 
     def parents(self, node: Node) -> tuple[str, ...]:
@@ -234,7 +240,8 @@ class Places:
             return ()
         peers = [] if node.returned is not None else self._sources(node)
         offered = [peer for peer in peers if peer.state in OFFERED]
-        offered.sort(key=lambda peer: peer.slot > 0 and not peer.whole)
+        if self.fanout > 1:  # a chain would fork
+            offered.sort(key=lambda peer: peer.slot > 0 and not peer.whole)
         origins = self.origins
         if not peers:
             # Only nodes without other parents are told which origins live: the death of an origin disturbs few.
@@ -251,6 +258,10 @@ class Places:
     def _root(self, place: str) -> int:
         return 0 if place == self.home else 1
 
+    def _exit(self, place: str) -> Spot:
+        """What gates of other places read from in a place."""
+        return (place, self.last(place) if self.fanout == 1 else 1)
+
     def _index(self, place: str) -> int:
         """Where a place is in the chain, or would be."""
         return bisect_left(self._chain, self._rank(place), key=self._rank)
@@ -263,12 +274,12 @@ class Places:
         own = [origin for origin in self.origins if origin.place == node.place]
         where = self._index(node.place)
         before = [self.home, *self._chain][: where + 1][:-3:-1]
-        return own + [self.slots[place, 1] for place in before if (place, 1) in self.slots]
+        return own + [self.slots[spot] for spot in map(self._exit, before) if spot in self.slots]
 
     def _readers(self, node: Node) -> list[Spot]:
         """The spots of what may have a node that is no origin among its ``_sources``."""
         local = [(node.place, slot) for slot in readers(node.slot, self.fanout, self._root(node.place))]
-        return local + (self._gates_after(node.place) if node.slot == 1 else [])
+        return local + (self._gates_after(node.place) if node.spot == self._exit(node.place) else [])
 
     def _gates_after(self, place: str) -> list[Spot]:
         """The spots of the gates that may read from a place."""
@@ -356,7 +367,7 @@ class Tree(Places):
         if left and not (left.dropped and not _followed(host, left.revision, self._in_use())):
             node.state, node.returned = NodeState.RETURNING, left.revision
             node.confirmed = self.revision if left.dropped else 0
-        with self._change([node.spot, *(self._gates_after(place) if slot == 1 else ())]):
+        with self._change([node.spot, *(self._gates_after(place) if slot == 1 or self.fanout == 1 else ())]):
             self._put(node, slot)
         self._release()
         return node
@@ -370,7 +381,8 @@ class Tree(Places):
         is_origin = node.slot <= 0
         mover = self.origins[-1] if is_origin else self.slots[node.place, self.last(node.place)]
         reads_anew = mover is not node and not is_origin
-        changed = self._all_spots() if is_origin else [node.spot, mover.spot, *self._readers(node)]
+        readers = [] if is_origin else self._readers(node) + self._readers(mover)
+        changed = self._all_spots() if is_origin else [node.spot, mover.spot, *readers]
         with self._change(changed, *([mover] if reads_anew else [])):
             self._remove(node)
             if mover is not node:

@@ -92,13 +92,9 @@ def _uplinks(job: Job, where: dict[str, str], names: Sequence[str], what: str) -
     ]
 
 
-def _crossed(cluster: Scene) -> dict[str, float]:
-    """By rack, images' bytes that came into it, without headers: as the hosts' own links carry them once."""
-    return {rack: cluster.network.uplink_bytes(rack)[0] / OVERHEAD for rack in set(cluster.net.racks.values())}
-
-
-OVERHEAD = 1514 / 1448 * 1.002
-"""Bytes of a link for each byte of an image: Ethernet, IP and TCP with time stamps at an MTU of 1500, and TLS."""
+def _crossed(cluster: Scene) -> dict[str, int]:
+    """By rack, the bytes that came into it, with the headers that a bridge sees."""
+    return {rack: cluster.network.uplink_bytes(rack)[0] for rack in set(cluster.net.racks.values())}
 
 
 def faults(job: Job) -> tuple[list[Figures], list[Line]]:

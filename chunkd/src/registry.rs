@@ -54,7 +54,7 @@ impl TryFrom<String> for Secret {
     }
 }
 
-/// A host that an image is read from. `address`: `HOST:PORT`.
+/// A host that an image is read from. `address`: `HOST:PORT`. `far`: it is in another place.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParentSpec {
@@ -62,6 +62,8 @@ pub struct ParentSpec {
     pub address: String,
     pub identity: String,
     pub secret: Secret,
+    #[serde(default)]
+    pub far: bool,
 }
 
 /// An image that this host serves. `mark`: what the content is served from, on an origin; another mark is another content.
@@ -495,6 +497,7 @@ fn endpoint(spec: &ImageSpec, parent: &ParentSpec, manifest: bool) -> Parent {
         if manifest { (format!("{}/manifest", spec.key), layout.length()) } else { (spec.key.clone(), spec.size) };
     Parent {
         host: parent.host.clone(),
+        far: parent.far,
         endpoint: Endpoint {
             address: parent.address.clone(),
             identity: parent.identity.clone(),

@@ -117,9 +117,9 @@ impl Export {
         }
     }
 
-    async fn read(&self, offset: u64, length: u32) -> Result<Bytes, Failed> {
+    async fn read(&self, offset: u64, length: u32, patient: bool) -> Result<Bytes, Failed> {
         match self {
-            Self::Image(image) | Self::Disk(image) => image.read(offset, length).await,
+            Self::Image(image) | Self::Disk(image) => image.read(offset, length, patient).await,
             Self::Manifest(image) => image.read_manifest(offset, length).await,
         }
     }
@@ -366,7 +366,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 self.stream.flush().await?;
             } else {
                 // The answer has begun, so it has to go on.
-                let data = self.export.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
+                let length = u32::try_from(length).unwrap_or(u32::MAX);
+                let data = self.export.read(offset, length, request.is_patient()).await?;
                 self.put(&data).await?;
             }
             offset += length as u64;
@@ -413,7 +414,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         let (export, answers) = (self.export.clone(), self.answers.clone());
         tokio::spawn(async move {
             let answer = match request.kind {
-                command::READ => export.read(request.offset, request.length).await.map(Answer::Data),
+                command::READ => {
+                    let read = export.read(request.offset, request.length, request.is_patient());
+                    read.await.map(Answer::Data)
+                }
                 command::CACHE => cache(&export, &request).await.map(|()| Answer::Done),
                 _ => {
                     let most = if request.flags & command::REQ_ONE == 0 { MOST_EXTENTS } else { 1 };
@@ -459,7 +463,7 @@ async fn cache(export: &Export, request: &Request) -> Result<(), Failed> {
     let mut offset = request.offset;
     while offset < end {
         let length = (end - offset).min(PIECE as u64);
-        export.read(offset, u32::try_from(length).unwrap_or(u32::MAX)).await?;
+        export.read(offset, u32::try_from(length).unwrap_or(u32::MAX), false).await?;
         offset += length;
     }
     Ok(())

@@ -3,14 +3,14 @@
 mod common;
 
 use std::num::NonZeroU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use chunkd::fetch::Use;
 use chunkd::image::Class;
 use chunkd::limits::LimitsSpec;
 use chunkd::manifest::{CHUNK, PAGE, to_usize};
-use chunkd::registry::ImageSpec;
+use chunkd::registry::{ImageSpec, ParentSpec};
 use chunkd::serve::{Export, Exports};
 use common::{BadParent, Client, Content, Fault, Host};
 use futures_util::future::{join, join_all};
@@ -92,7 +92,7 @@ async fn a_read_that_waits_ends_when_the_image_is_dropped() {
     let Some(chunkd::serve::Export::Image(image)) = chunkd::serve::Exports::find(&*host.registry, common::IMAGE) else {
         panic!("it is served")
     };
-    let read = tokio::spawn(async move { image.read(0, 4096).await });
+    let read = tokio::spawn(async move { image.read(0, 4096, false).await });
     tokio::task::yield_now().await;
     host.registry.drop_image(common::IMAGE);
     assert!(in_time(10, read).await.unwrap().is_err());
@@ -104,6 +104,7 @@ async fn a_child_that_is_named_no_more_is_cut_off() {
     let hosts = chain(&content, &["one"]).await;
     in_time(60, hosts[1].read(0, 4096)).await;
     hosts[0].admit(&["another"]);
+    in_time(60, no_parent_lives(&hosts[1])).await;
     assert!(timeout(Duration::from_millis(300), hosts[1].read(512 << 10, 4096)).await.is_err());
     hosts[0].admit(&["one"]);
     in_time(60, hosts[1].read(512 << 10, 4096)).await;
@@ -268,7 +269,7 @@ async fn a_disk_reads_by_the_parents_of_its_own_image_whoever_has_the_same_conte
     }
     let name = format!("{}/{}", common::IMAGE, content.key);
     let Some(Export::Disk(image)) = hosts[1].registry.find(&name) else { panic!("there is no {name}") };
-    assert_eq!(content.data.slice(..512), in_time(60, image.read(0, 512)).await.unwrap());
+    assert_eq!(content.data.slice(..512), in_time(60, image.read(0, 512, false)).await.unwrap());
     assert!(hosts[1].registry.find(&format!("{}/another", common::IMAGE)).is_none());
 }
 
@@ -370,6 +371,28 @@ async fn a_slow_parent_is_asked_less_than_a_fast_one() {
     assert!(asked < u64::from(8 * MIB) / CHUNK / 2, "asked {asked} times");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parent_in_another_place_is_asked_only_when_nobody_in_this_place_answers() {
+    let content = Content::new(2 * MIB);
+    let near = Host::new("near").await;
+    near.publish(&content).await;
+    near.admit(&["one"]);
+    let up = NonZeroU64::new(1 << 20); // so that answers come late
+    near.registry.limits.set(&LimitsSpec { up, ..LimitsSpec::default() });
+    let far = BadParent::new(&content, Fault::None).await;
+    let host = Host::new("one").await;
+    let away = ParentSpec { far: true, ..far.as_parent_of("one") };
+    host.attach(&content, &[near.as_parent_of("one"), away]).await;
+    in_time(60, uses(&host, &[("near", Use::Active), ("bad", Use::Standby)])).await;
+    for offset in (0..MIB).step_by(64 << 10) {
+        in_time(60, host.read(offset.into(), 512)).await;
+    }
+    assert_eq!(0, far.asked.load(Ordering::SeqCst));
+    near.die();
+    in_time(60, host.read(0, 2 * MIB)).await;
+    assert!(far.asked.load(Ordering::SeqCst) > 0);
+}
+
 /// As in a tree through which an image comes to many hosts, where all wait for the same link.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_parent_from_which_all_is_filled_is_not_left_for_one_that_has_nothing_to_do() {
@@ -387,6 +410,20 @@ async fn a_parent_from_which_all_is_filled_is_not_left_for_one_that_has_nothing_
     host.registry.fill(common::IMAGE, vec![0..size; 1], Class::Soon, None).unwrap();
     in_time(60, filled(&host, size)).await;
     assert_eq!(before, idle.asked.load(Ordering::SeqCst));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_filled_by_way_of_a_host_has_that_host_be_as_patient() {
+    let content = Content::new(MIB);
+    let (parent, host) = below(&content, Fault::None).await;
+    let two = Host::new("two").await;
+    host.admit(&["two"]);
+    two.attach(&content, &[host.as_parent_of("two")]).await;
+    two.registry.fill(common::IMAGE, vec![0..MIB.into(); 1], Class::Soon, None).unwrap();
+    in_time(60, filled(&two, MIB.into())).await;
+    let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
+    let manifest = 2; // the list of pages, and a page
+    assert_eq!(count(&parent.asked) - manifest, count(&parent.patient));
 }
 
 /// As the last host of a long chain in which nobody has the image yet.

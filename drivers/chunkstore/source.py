@@ -123,7 +123,7 @@ class ChunkSource:
         self._told = -FRESH
         self._step("attach:published")
 
-    def _parent(self, image: Image, parent: Parent) -> dict[str, str]:
+    def _parent(self, image: Image, parent: Parent) -> dict[str, str | bool]:
         if not parent.address.startswith(_SCHEME):
             raise BadAddress(f"host {parent.host} is at {parent.address}, and this host reads by {_SCHEME} only")
         if not parent.ticket:
@@ -133,6 +133,7 @@ class ChunkSource:
             "address": parent.address.removeprefix(_SCHEME),
             "identity": f"{image.name}/{self._host}/{parent.revision}",
             "secret": parent.ticket,
+            "far": parent.far,
         }
 
     def follow(self, image: Image, parents: Sequence[Parent], *, sure: bool) -> None:  # noqa: ARG002

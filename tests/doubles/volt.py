@@ -308,7 +308,7 @@ class VoltDouble:
             state=NodeState.JOINING,
             parents=[
                 Parent(host=host, address=SERVE, secret=(known := secret_of(image, host)),
-                       ticket=f"{known} at {self._revision}")
+                       ticket=f"{known} at {self._revision}", far=self.locations.get(HERE, "") != "")
                 for host in parents
             ],
             children=[Child(host=host, secret=secret_of(image, host)) for host in children],

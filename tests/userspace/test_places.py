@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.patience import wait_until
@@ -31,6 +32,8 @@ class PlacesTest(ClusterTestCase):
             self.assert_same_content(Path(client.create("vm", "img").disk.path), self.file)
         expected = {"a1": ("origin", "site/a"), "a2": ("a1", "site/a"), "b1": ("a1", "site/b"), "b2": ("b1", "site/b")}
         wait_until(lambda: self.readers() == expected, "each host reads from its rack or the rack before")
+        kept = json.loads((hosts[-1][0].state / "records/images/img.json").read_text())
+        self.assertEqual([("a1", False), ("origin", True)], [(each["host"], each["far"]) for each in kept["parents"]])
         for _, client in hosts:
             wait_fetched(client, self.file.stat().st_size)
         host, _ = hosts[-1]

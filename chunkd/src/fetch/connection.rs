@@ -141,10 +141,11 @@ impl Connection {
         }
     }
 
-    /// Asks for a range, in bytes, and waits for it.
-    pub async fn read(&self, offset: u64, length: u32) -> Result<Bytes, Lost> {
+    /// Asks for a range, in bytes, and waits for it. `patient`: the parent hears that nobody else does.
+    pub async fn read(&self, offset: u64, length: u32, patient: bool) -> Result<Bytes, Lost> {
         let cookie = self.next.fetch_add(1, Ordering::Relaxed);
-        let request = Request { flags: 0, kind: command::READ, cookie, offset, length };
+        let flags = if patient { command::PATIENT } else { 0 };
+        let request = Request { flags, kind: command::READ, cookie, offset, length };
         let (answer, answered) = oneshot::channel();
         let _waits = Waits::new(&self.in_flight);
         self.asked.send(Asked { request, answer }).map_err(|_| Lost::Ended)?;
@@ -402,7 +403,7 @@ mod tests {
         let second = Duration::from_secs(1);
         sleep(10 * second).await;
         assert_eq!(Duration::ZERO, connection.stalled());
-        let read = connection.read(0, 512);
+        let read = connection.read(0, 512, false);
         tokio::pin!(read);
         assert!(timeout(2 * second, &mut read).await.is_err());
         assert_eq!(2 * second, connection.stalled());

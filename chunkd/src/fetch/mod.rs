@@ -74,6 +74,8 @@ pub struct Left {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
     pub host: String,
+    /// It is in another place. What this place needs is to come from there once: see `may_help`.
+    pub far: bool,
     pub endpoint: Endpoint,
 }
 
@@ -94,7 +96,7 @@ impl Parent {
     fn is(&self, other: &Self) -> bool {
         let place = |parent: &Self| {
             let Endpoint { address, export, size, .. } = &parent.endpoint;
-            (parent.host.clone(), address.clone(), export.clone(), *size)
+            (parent.host.clone(), parent.far, address.clone(), export.clone(), *size)
         };
         place(self) == place(other)
     }
@@ -256,7 +258,8 @@ impl Upstream {
         let mut routes = self.connected(hung(patient)).into_iter();
         let first = routes.next()?;
         let (time, much) = if patient { (first.pace(), PATIENT_MUCH) } else { (first.latency(), MUCH) };
-        let second = routes.next().filter(|second| time > SLOW && second.rests_until().is_none());
+        let helps = |second: &Arc<Route>| may_help(second, &first) && second.rests_until().is_none();
+        let second = routes.next().filter(|second| time > SLOW && helps(second));
         let better = |second: &Arc<Route>| {
             let pace = second.pace();
             first.pace() > pace * much && !(patient && pace.is_zero())
@@ -286,7 +289,7 @@ impl Upstream {
 
     /// The answer of a parent, or of others if those who were asked are late; none if all who were asked fail.
     async fn ask(&self, first: Arc<Route>, offset: u64, length: u32, patient: bool) -> Result<Option<Answer>, Closed> {
-        let read = |route: Arc<Route>| async move { (route.read(offset, length).await, route) };
+        let read = |route: Arc<Route>| async move { (route.read(offset, length, patient).await, route) };
         let (mut patience, hung) = (first.patience(), hung(patient));
         let mut asked = vec![first.clone()];
         let mut answers = FuturesUnordered::from_iter([read(first)]);
@@ -310,7 +313,8 @@ impl Upstream {
             }
             let fresh = |route: &Arc<Route>| !asked.iter().any(|known| Arc::ptr_eq(known, route));
             if let Some(next) = self.connected(hung).into_iter().find(fresh) {
-                if asked.iter().all(|route| route.hangs(hung)) || !patient && self.may_hedge() {
+                let hedge = || !patient && asked.iter().all(|route| may_help(&next, route)) && self.may_hedge();
+                if asked.iter().all(|route| route.hangs(hung)) || hedge() {
                     asked.push(next.clone());
                     answers.push(read(next));
                 }
@@ -327,6 +331,12 @@ impl Upstream {
     fn routes(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Route>>> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether one parent is asked because another one is slow or late. What is in another place is only asked when nobody in
+/// this place answers: the link between the places is to carry each range once.
+fn may_help(one: &Route, other: &Route) -> bool {
+    !one.parent.far || other.parent.far
 }
 
 /// How long nothing has to come of a parent that hangs.

@@ -203,17 +203,20 @@ impl Route {
 
     /// Reads a range, in bytes, by the connection with the least to do.
     ///
+    /// `patient`: by the first one. Connections share the link, so what several bring at once is whole later than what comes
+    /// one after the other, and this host's children wait for that.
+    ///
     /// # Errors
     /// The connection ends, or the parent refuses.
-    pub async fn read(&self, offset: u64, length: u32) -> Result<Bytes, Lost> {
+    pub async fn read(&self, offset: u64, length: u32, patient: bool) -> Result<Bytes, Lost> {
         let begun = Instant::now();
         let (least, waiting) = {
             let state = self.state();
             let live = || state.connections.iter().filter(|connection| !connection.ended());
-            let least = live().min_by_key(|connection| connection.cost()).cloned().ok_or(Lost::Ended)?;
-            (least, live().map(|connection| connection.in_flight()).sum::<usize>() + 1)
+            let least = live().min_by_key(|connection| if patient { 0 } else { connection.cost() });
+            (least.cloned().ok_or(Lost::Ended)?, live().map(|connection| connection.in_flight()).sum::<usize>() + 1)
         };
-        let data = least.read(offset, length).await?;
+        let data = least.read(offset, length, patient).await?;
         self.note(begun.elapsed(), u32::try_from(waiting).unwrap_or(u32::MAX));
         Ok(data)
     }
@@ -327,7 +330,7 @@ mod tests {
             export: String::new(),
             size: 512,
         };
-        let parent = Parent { host: "parent".to_owned(), endpoint };
+        let parent = Parent { host: "parent".to_owned(), far: false, endpoint };
         (Route::new(parent, Arc::default(), CancellationToken::new(), left, Arc::default()), heard)
     }
 

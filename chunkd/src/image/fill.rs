@@ -135,7 +135,7 @@ impl Image {
             pace.wait(missing.len() as u64 * CHUNK).await;
             self.limits.down.behind(missing.len() as u64 * CHUNK).await;
             let begun = Instant::now();
-            coming.push(arrived(self.parts(&missing, true), length));
+            coming.push(arrived(self.parts(&missing, true, true), length));
             if rests {
                 while let Some(length) = coming.next().await {
                     progress.add(length?);

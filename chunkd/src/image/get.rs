@@ -65,7 +65,7 @@ impl Image {
             return Ok(data.freeze());
         }
         drop(data);
-        self.read(piece.start, u32::try_from(length).unwrap_or(u32::MAX)).await
+        self.read(piece.start, u32::try_from(length).unwrap_or(u32::MAX), false).await
     }
 }
 

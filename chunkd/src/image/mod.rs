@@ -232,11 +232,11 @@ impl Image {
         true
     }
 
-    /// Reads a range, in bytes, of which the image has all, wherever it has to come from.
+    /// Reads a range, in bytes, of which the image has all, wherever it has to come from. `patient`: nobody waits for it.
     ///
     /// # Errors
     /// The image is dropped, or its origin's own disk fails.
-    pub async fn read(self: &Arc<Self>, offset: u64, length: u32) -> Result<Bytes, Failed> {
+    pub async fn read(self: &Arc<Self>, offset: u64, length: u32, patient: bool) -> Result<Bytes, Failed> {
         if self.content.is_some() {
             let image = self.clone();
             return spawn_blocking(move || image.read_content(offset, length)).await.map_err(io::Error::other)?;
@@ -245,7 +245,7 @@ impl Image {
         let mut chunks: Vec<u32> = (chunk_of(offset)..=chunk_of(offset + u64::from(length) - 1)).collect();
         while !chunks.is_empty() {
             let mut again = Vec::new();
-            for (chunk, part) in chunks.iter().copied().zip(self.find(&chunks).await?) {
+            for (chunk, part) in chunks.iter().copied().zip(self.find(&chunks, patient).await?) {
                 let found = match part {
                     Part::Zeros => continue,
                     Part::Kept(reading) => reading.await.ok().flatten(),
@@ -272,16 +272,16 @@ impl Image {
     }
 
     /// Where chunks are. Those that are nowhere begin to come.
-    async fn find(self: &Arc<Self>, chunks: &[u32]) -> Result<Vec<Part>, Closed> {
+    async fn find(self: &Arc<Self>, chunks: &[u32], patient: bool) -> Result<Vec<Part>, Closed> {
         let mut named = Vec::with_capacity(chunks.len());
         for &chunk in chunks {
             named.push((chunk, self.name(chunk).await?));
         }
-        Ok(self.parts(&named, false))
+        Ok(self.parts(&named, patient, false))
     }
 
-    /// As `find`. `paid`: the bytes that come are paid, and nobody waits for them.
-    fn parts(self: &Arc<Self>, named: &[(u32, Name)], paid: bool) -> Vec<Part> {
+    /// As `find`. `paid`: the bytes that come are paid.
+    fn parts(self: &Arc<Self>, named: &[(u32, Name)], patient: bool, paid: bool) -> Vec<Part> {
         let mut missing = Vec::new();
         let mut flights = self.flights();
         let parts = named.iter().map(|&(chunk, name)| {
@@ -304,7 +304,7 @@ impl Image {
         let parts = parts.collect();
         drop(flights);
         for run in runs(missing) {
-            tokio::spawn(self.clone().fetch(run, paid));
+            tokio::spawn(self.clone().fetch(run, patient, paid));
         }
         parts
     }
@@ -403,13 +403,15 @@ impl Image {
 
     /// Reads a range of the manifest from parents.
     async fn ask_manifest(&self, offset: u64, length: u64) -> Result<Answer, Closed> {
-        self.pay(length).await?;
+        self.pay(length, false).await?;
         self.manifest_parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX), false).await
     }
 
     /// Waits until this host may read so many bytes from parents.
-    async fn pay(&self, length: u64) -> Result<(), Closed> {
-        self.closed.run_until_cancelled(self.limits.down.demand(length)).await.ok_or(Closed)
+    async fn pay(&self, length: u64, patient: bool) -> Result<(), Closed> {
+        let down = &self.limits.down;
+        let paid = async { if patient { down.behind(length).await } else { down.demand(length).await } };
+        self.closed.run_until_cancelled(paid).await.ok_or(Closed)
     }
 
     #[must_use]
@@ -457,16 +459,15 @@ impl Image {
     }
 
     /// Brings chunks that follow each other, and hands them to those who wait. Those hear of the end as well.
-    async fn fetch(self: Arc<Self>, run: Vec<Wanted>, paid: bool) {
-        let _waits = (!paid).then(|| self.limits.reads.enter());
+    async fn fetch(self: Arc<Self>, run: Vec<Wanted>, patient: bool, paid: bool) {
+        let _waits = (!patient).then(|| self.limits.reads.enter());
         let _landed = Landed { image: &self, chunks: run.iter().map(|wanted| wanted.chunk).collect() };
-        if let Err(error) = self.fetch_run(run, paid).await {
+        if let Err(error) = self.fetch_run(run, patient, paid).await {
             tracing::debug!(image = self.key, %error, "chunks are not fetched");
         }
     }
 
-    async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>, mut paid: bool) -> Result<(), Closed> {
-        let patient = paid;
+    async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>, patient: bool, mut paid: bool) -> Result<(), Closed> {
         let permits = u32::try_from(run.len() * to_usize(CHUNK)).unwrap_or(u32::MAX);
         let _room = self.in_flight.acquire_many(permits).await.map_err(|_| Closed)?;
         let mut runs = VecDeque::from([(0, run)]);
@@ -475,7 +476,7 @@ impl Image {
             let offset = u64::from(run[0].chunk) * CHUNK;
             let length = (run.len() as u64 * CHUNK).min(self.size - offset);
             if !std::mem::take(&mut paid) {
-                self.pay(length).await?;
+                self.pay(length, patient).await?;
             }
             let (data, route) = self.parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX), patient).await?;
             self.fetched.fetch_add(length, Ordering::Relaxed);

@@ -88,6 +88,9 @@ pub mod command {
 
     /// Flag of a block status request: tell one extent only.
     pub const REQ_ONE: u16 = 1 << 3;
+
+    /// Flag of a read, between hosts: nobody waits for it. The protocol gives this bit no meaning.
+    pub const PATIENT: u16 = 1 << 15;
 }
 
 /// Types of the parts of a structured reply.
@@ -184,6 +187,11 @@ impl Request {
         output.put_u64(self.cookie);
         output.put_u64(self.offset);
         output.put_u32(self.length);
+    }
+
+    #[must_use]
+    pub fn is_patient(&self) -> bool {
+        self.flags & command::PATIENT != 0
     }
 
     /// The range as bytes from the beginning, if the export has all of it.

@@ -22,8 +22,9 @@ use chunkd::serve::{Export, Exports};
 use chunkd::tickets::{Claim, ticket};
 use chunkd::tls::{self, Key};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, split};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
@@ -130,7 +131,7 @@ impl Host {
 
     pub async fn read(&self, offset: u64, length: u32) -> Bytes {
         let Some(Export::Image(image)) = self.registry.find(IMAGE) else { panic!("{} has no image", self.name) };
-        image.read(offset, length).await.unwrap()
+        image.read(offset, length, false).await.unwrap()
     }
 
     pub fn fetched(&self) -> u64 {
@@ -175,6 +176,7 @@ pub fn parent(host: &str, address: SocketAddr, child: &str) -> ParentSpec {
         address: address.to_string(),
         identity: format!("{IMAGE}/{child}/1"),
         secret: Secret(ticket(&serving_key().0, child, 1).unwrap()),
+        far: false,
     }
 }
 
@@ -283,6 +285,8 @@ pub struct BadParent {
     pub asked: Arc<AtomicU64>,
     /// Requests that had no answer yet at the same time, at most.
     pub busiest: Arc<AtomicU64>,
+    /// Requests of which it was said that nobody waits for them.
+    pub patient: Arc<AtomicU64>,
     listener: JoinHandle<()>,
 }
 
@@ -297,8 +301,9 @@ impl BadParent {
             asked: Arc::default(),
             busy: Arc::default(),
             busiest: Arc::default(),
+            patient: Arc::default(),
         };
-        let Bad { wrong, asked, busiest, .. } = bad.clone();
+        let Bad { wrong, asked, busiest, patient, .. } = bad.clone();
         let listener = tokio::spawn(async move {
             while let Ok((stream, _)) = socket.accept().await {
                 let bad = bad.clone();
@@ -307,7 +312,7 @@ impl BadParent {
                 });
             }
         });
-        Self { address, wrong, asked, busiest, listener }
+        Self { address, wrong, asked, busiest, patient, listener }
     }
 
     pub fn as_parent_of(&self, child: &str) -> ParentSpec {
@@ -329,6 +334,7 @@ struct Bad {
     asked: Arc<AtomicU64>,
     busy: Arc<AtomicU64>,
     busiest: Arc<AtomicU64>,
+    patient: Arc<AtomicU64>,
 }
 
 impl Bad {
@@ -372,9 +378,38 @@ impl Bad {
             };
             send(&mut stream, &mut output).await?;
             match next {
-                Next::Ready(_, replies) => return self.answer(stream, input, data, manifest, replies).await,
+                Next::Ready(_, replies) => {
+                    let (reader, writer) = split(stream);
+                    let (arrived, requests) = mpsc::unbounded_channel();
+                    return tokio::select! {
+                        ended = self.hear(reader, input, arrived) => ended,
+                        ended = self.answer(writer, requests, data, manifest, replies) => ended,
+                    };
+                }
                 Next::More if asked || stream.read_buf(&mut input).await? > 0 => {}
                 _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Takes requests until the child ends that.
+    async fn hear<S: AsyncReadExt + Unpin>(
+        &self,
+        mut stream: S,
+        mut input: BytesMut,
+        arrived: mpsc::UnboundedSender<Request>,
+    ) -> std::io::Result<()> {
+        loop {
+            while let Some(request) = Request::take(&mut input).map_err(std::io::Error::other)? {
+                if request.kind == command::DISCONNECT {
+                    return Ok(());
+                }
+                self.busiest.fetch_max(self.busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                self.patient.fetch_add(request.is_patient().into(), Ordering::SeqCst);
+                let _ = arrived.send(request);
+            }
+            if stream.read_buf(&mut input).await? == 0 {
+                return Ok(());
             }
         }
     }
@@ -382,28 +417,16 @@ impl Bad {
     async fn answer<S>(
         &self,
         mut stream: S,
-        mut input: BytesMut,
+        mut requests: mpsc::UnboundedReceiver<Request>,
         data: Bytes,
         manifest: bool,
         replies: Replies,
     ) -> std::io::Result<()>
     where
-        S: AsyncReadExt + AsyncWriteExt + Unpin,
+        S: AsyncWriteExt + Unpin,
     {
-        loop {
-            let request = loop {
-                if let Some(request) = Request::take(&mut input).map_err(std::io::Error::other)? {
-                    break request;
-                }
-                if stream.read_buf(&mut input).await? == 0 {
-                    return Ok(());
-                }
-            };
-            if request.kind == command::DISCONNECT {
-                return Ok(());
-            }
+        while let Some(request) = requests.recv().await {
             let count = self.asked.fetch_add(1, Ordering::SeqCst);
-            self.busiest.fetch_max(self.busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             let mut answer = BytesMut::new();
             let begin = to_usize(request.offset);
             let mut part = data[begin..begin + request.length as usize].to_vec();
@@ -437,6 +460,7 @@ impl Bad {
                 sleep(Duration::from_secs(3600)).await;
             }
         }
+        Ok(())
     }
 }
 

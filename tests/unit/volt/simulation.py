@@ -199,7 +199,8 @@ class Cluster:
         own = [origin.host for origin in tree.origins if origin.place == node.place]
         inhabited = {other.place for other in tree.members}
         before = sorted((place for place in inhabited if self._rank(place) < self._rank(node.place)), key=self._rank)
-        return [*own, *(tree.slots[place, 1].host for place in reversed(before)), tree.origins[0].host][0]
+        exits = (tree.slots[place, tree.last(place) if tree.fanout == 1 else 1].host for place in reversed(before))
+        return [*own, *exits, tree.origins[0].host][0]
 
     def _rank(self, place: str) -> tuple[object, ...]:
         return (place != self.tree.home, *rank(self.tree.home, place))

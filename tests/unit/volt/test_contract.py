@@ -244,6 +244,12 @@ class ContractTests(TestCase):
         self.seat.register(ADDRESS, "rome")
         self.assertEqual(["debian"], self.seat.heartbeat([report]).absent)
 
+    def test_a_parent_in_another_place_is_far(self) -> None:
+        self.offer(DEBIAN)
+        for place, far in (("", False), ("paris/1", True)):
+            self.seat.register(ADDRESS, place)
+            self.assertEqual([far], [parent.far for parent in self.seat.join("debian").parents])
+
     def test_leaving_what_one_does_not_have_is_done(self) -> None:
         self.offer(DEBIAN)
         for image in ("debian", "nothing"):

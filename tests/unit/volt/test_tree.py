@@ -223,6 +223,19 @@ class Sites(TestCase):
         )
         self.assertEqual((["x", "h", "origin"], ["y", "x", "origin"]), (parents(tree, "y"), parents(tree, "z")))
 
+    def test_chains_of_places_are_one_chain(self) -> None:
+        hosts = ["h1", "h2", "x1", "x2", "y1", "y2"]
+        tree = self.tree(*zip(hosts, ["b/2", "b/2", "b/3", "b/3", "c", "c"], strict=True))
+        tree.note_whole("h1", whole=True)
+        tree.reshape(1)
+        settle(tree)
+        first = {host: parents(tree, host)[0] for host in hosts}
+        self.assertEqual(dict(zip(hosts, ["origin", *hosts[:-1]], strict=True)), first)
+        tree.join("x3", "b/3")
+        self.assertEqual("x3", parents(tree, "y1")[0])
+        tree.leave("x3")
+        self.assertEqual(["x2", "h2", "origin"], parents(tree, "y1"))
+
     def test_who_becomes_gate_is_asked_once_it_has_confirmed(self) -> None:
         tree = self.tree(("x1", "b/3"), ("x2", "b/3"), ("x3", "b/3"), ("y", "c"))
         tree.leave("x1")
@@ -256,6 +269,7 @@ class Sites(TestCase):
             ({"b/2": 1, "c": 8, "a": 1}, 5),
         ):
             self.assertEqual(expected, deepest(last, 2, "b/2"), str(last))
+        self.assertEqual(7, deepest({"b/2": 2, "c": 1, "a": 4}, 1, "b/2"))
 
 
 class Origins(TestCase):
