@@ -169,7 +169,8 @@ class Filled:
     """What a source reads behind demand: ``done`` bytes of what it was told last, and whether it ``goes_on``.
 
     ``whole``: all of the image is here, so no parent is needed. ``boot_set``: it is known what VMs have read first.
-    ``pinned``: until when what is kept stays, in seconds since 1970.
+    ``pinned``: until when what is kept stays, in seconds since 1970. ``sent``: bytes of the image that other hosts have
+    read here, since it began to be served.
     """
 
     done: int = 0
@@ -177,6 +178,7 @@ class Filled:
     whole: bool = False
     boot_set: bool = False
     pinned: float = 0
+    sent: int = 0
 
 
 @dataclass(frozen=True)

@@ -199,4 +199,5 @@ class ImageKeeper:
             fetched_bytes=self.stats(record.name).held_bytes,
             parent=next(active, None),
             whole=hydrating.is_whole(self._stacks, record),
+            sent_bytes=self._stacks.source.filled(record.name).sent,
         )

@@ -244,6 +244,7 @@ class Deployments:
 
     def _described(self, session: Session, row: DeploymentRow, image: ImageRow, *, hosts: bool = True) -> Deployment:
         places = dict(session.execute(select(HostRow.name, HostRow.place)).all()) if hosts else {}
+        sent = queries.sent_bytes(session, image) if hosts else {}
         query = select(TransferRow).where(TransferRow.deployment_id == row.id).order_by(TransferRow.number)
         return Deployment(
             id=row.id, image=image.name, size=row.size, digest=row.digest, asked=row.asked, method=row.method,
@@ -254,7 +255,8 @@ class Deployments:
             hosts=[
                 DeploymentHost(
                     host=each.host, place=places.get(each.host, ""), state=each.state, done=each.done, total=each.total,
-                    sent=each.sent, error=each.error, seconds=None if each.ended is None else each.ended - row.created,
+                    sent=each.sent + sent.get(each.host, 0), error=each.error,
+                    seconds=None if each.ended is None else each.ended - row.created,
                 )
                 for each in (session.scalars(query) if hosts else ())
             ],

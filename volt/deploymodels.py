@@ -121,7 +121,10 @@ class DeploymentRequest(Request):
 
 
 class DeploymentHost(Answer):
-    """A host of a deployment. The fields are those of ``TransferReport``; ``seconds`` since it was asked for."""
+    """A host of a deployment. The fields are those of ``TransferReport``; ``seconds`` since it was asked for.
+
+    ``sent``: bytes of the image that other hosts have got from this one, since it began to serve the image.
+    """
 
     host: str
     place: str = ""

@@ -91,7 +91,8 @@ class NodeReport(Request):
 
     ``revision``: the newest assignment that the host follows: it reads from parents of no older one.
     ``fetched_bytes``: read from parents so far. ``parent``: the host that it reads from now. ``whole``: the host keeps
-    all of the image, as an administrator has asked for; others prefer to read from such a host.
+    all of the image, as an administrator has asked for; others prefer to read from such a host. ``sent_bytes``: what
+    other hosts have read there, since the host began to serve the image.
     """
 
     image: Name
@@ -99,6 +100,7 @@ class NodeReport(Request):
     fetched_bytes: Count = 0
     parent: Name | None = None
     whole: bool = False
+    sent_bytes: Count = 0
 
 
 class HeartbeatRequest(Request):
@@ -246,6 +248,7 @@ class TreeNode(Answer):
     revision: int
     confirmed: int
     fetched_bytes: int
+    sent_bytes: int = 0
     parent: str | None
     children: list[TreeNode]
     whole: bool = False

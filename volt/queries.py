@@ -96,10 +96,16 @@ def end_waiting(session: Session, departures: Mapping[str, Row[Any]], needed: Co
 
 def note_report(session: Session, host: str, stored: Row[Any], report: NodeReport) -> None:
     """Store what a host reports about its reads."""
-    if (stored.fetched_bytes, stored.parent) != (report.fetched_bytes, report.parent):
+    news = report.model_dump(include={"fetched_bytes", "sent_bytes", "parent"})
+    if any(getattr(stored, name) != value for name, value in news.items()):
         here = and_(node_table.c.image_id == stored.image_id, node_table.c.host == host)
-        news = update(node_table).where(here).values(fetched_bytes=report.fetched_bytes, parent=report.parent)
-        session.execute(news)
+        session.execute(update(node_table).where(here).values(**news))
+
+
+def sent_bytes(session: Session, image: ImageRow) -> dict[str, int]:
+    """By host in the image's tree, the bytes that others have read there."""
+    query = select(node_table.c.host, node_table.c.sent_bytes).where(node_table.c.image_id == image.id)
+    return {row.host: row.sent_bytes for row in session.execute(query)}
 
 
 def describe(session: Session, images: Sequence[ImageRow]) -> list[Image]:

@@ -189,6 +189,7 @@ node_table = sa.Table(
     sa.Column("told", sa.BigInteger, nullable=False),
     sa.Column("returned", sa.BigInteger),
     sa.Column("fetched_bytes", sa.BigInteger, nullable=False),
+    sa.Column("sent_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("parent", NAME),
     sa.Column("whole", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("place", PLACE, nullable=False, server_default=""),

@@ -105,6 +105,7 @@ class Node:
     told: int
     returned: int | None = None
     fetched_bytes: int = 0
+    sent_bytes: int = 0
     parent: str | None = None
     whole: bool = False
     place: str = ""

@@ -99,6 +99,7 @@ pub struct ImageStatus {
     pub key: String,
     pub proven: bool,
     pub fetched: u64,
+    pub sent: u64,
     pub hits: u64,
     /// Of its chunks in the pool, which other images may share. Old if there is much to count.
     pub held: u64,
@@ -406,6 +407,7 @@ fn status(name: String, image: &Image, pinned: u64) -> ImageStatus {
         key: image.key.clone(),
         proven: image.proven(),
         fetched: image.fetched.load(Ordering::Relaxed),
+        sent: image.sent.load(Ordering::Relaxed),
         hits: image.hits.load(Ordering::Relaxed),
         held,
         whole,

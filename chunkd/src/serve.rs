@@ -394,9 +394,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         if self.up.is_some_and(Bucket::limited) { SMALL } else { usize::MAX }
     }
 
-    /// Waits until so many bytes may be sent. What was answered before `begin`, in the output, is sent meanwhile.
+    /// Waits until so many bytes may be sent, and counts those for other hosts. What was answered before `begin`, in the output, is sent meanwhile.
     async fn pay(&mut self, begin: usize, bytes: usize) -> io::Result<()> {
-        let Some(up) = self.up.filter(|up| up.limited()) else { return Ok(()) };
+        let Some(up) = self.up else { return Ok(()) };
+        if !matches!(self.export, Export::Manifest(_)) {
+            self.export.image().sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+        if !up.limited() {
+            return Ok(());
+        }
         let answer = self.output.split_off(begin);
         self.flush().await?;
         up.demand(bytes as u64).await;

@@ -190,7 +190,8 @@ class ChunkSource:
         told = self._known().get(checked(image))
         if told is None:
             return Filled()
-        return Filled(told["filled"][0], told["filling"], told["whole"], told["boot_set"], told["pinned"])
+        done, _ = told["filled"]
+        return Filled(done, told["filling"], told["whole"], told["boot_set"], told["pinned"], told["sent"])
 
     def lacking(self, image: Image) -> Sequence[Range]:
         return _ranges(self._call("lacking", {"image": image.name}, timeout=_LONG)["ranges"])

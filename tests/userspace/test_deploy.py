@@ -41,6 +41,16 @@ class DeployTest(ClusterTestCase):
                 client.end_hydration("img")
                 client.gc()
 
+    def test_it_is_told_what_each_host_has_sent(self) -> None:
+        client = self.hosts(3)[0][1]
+        made = client.deploy({"image": "img", "everywhere": True, "method": "tree"})
+        client.follow_deployment(made.id)
+
+        def sent() -> list[int]:
+            return [host.sent for host in client.deployment(made.id).hosts]
+
+        wait_until(lambda: sum(sent()) == 3 * self.file.stat().st_size, "each host has got it once")
+
     def test_a_vm_needs_no_other_host_afterwards(self) -> None:
         [(_, client)] = self.hosts(1)
         made = client.deploy({"image": "img", "hosts": ["h1"], "method": "tree"})

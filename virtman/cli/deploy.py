@@ -154,11 +154,11 @@ def _shown(one: Deployment, *, code: int = 0, explain: bool = True) -> Answer:
     rows = [
         [
             host.host, host.place or "-", host.state, f"{100 * host.done // host.total}%" if host.total else "-",
-            "-" if host.seconds is None else f"{host.seconds:.1f} s", host.error,
+            size_text(host.sent), "-" if host.seconds is None else f"{host.seconds:.1f} s", host.error,
         ]
         for host in one.hosts
     ]  # fmt: skip
-    columns = ("HOST", "PLACE", "STATE", "THERE", "TIME", "")
+    columns = ("HOST", "PLACE", "STATE", "THERE", "SENT", "TIME", "")
 
     def text() -> None:
         click.echo(f"deployment {one.id}: {one.image} by {one.method}, {_state(one)} after {one.seconds:.1f} s")

@@ -100,6 +100,8 @@ pub struct Image {
     pub closed: CancellationToken,
     /// Bytes read from parents.
     pub fetched: AtomicU64,
+    /// Bytes sent to other hosts.
+    pub sent: AtomicU64,
     /// Bytes that clients got without waiting for a parent or a disk.
     pub hits: AtomicU64,
     pub boot_set: BootSet,
@@ -163,6 +165,7 @@ impl Image {
             one_page: tokio::sync::Mutex::default(),
             closed,
             fetched: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             boot_set: BootSet::default(),
             filling: Mutex::default(),

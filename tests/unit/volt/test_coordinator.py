@@ -313,8 +313,13 @@ class Heartbeats(CoordinatorCase):
         self.assertEqual(
             (4096, "origin", 1, revision), (child.fetched_bytes, child.parent, child.depth, child.revision)
         )
-        self.volt.heartbeat("h1", [NodeReport(image="image", revision=revision, fetched_bytes=8192, parent="origin")])
-        self.assertEqual(8192, self.volt.tree("image").root.children[0].fetched_bytes)
+        for fetched, sent in ((8192, 0), (8192, 512)):
+            report = NodeReport(
+                image="image", revision=revision, fetched_bytes=fetched, sent_bytes=sent, parent="origin"
+            )
+            self.volt.heartbeat("h1", [report])
+            (child,) = self.volt.tree("image").root.children
+            self.assertEqual((fetched, sent), (child.fetched_bytes, child.sent_bytes))
 
     def test_a_host_that_keeps_all_of_an_image_comes_first_until_it_does_not(self) -> None:
         self.grow(8)

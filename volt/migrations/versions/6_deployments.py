@@ -32,6 +32,7 @@ def upgrade() -> None:
         sa.Column("predicted", sa.Text, nullable=False),
         sa.Column("why", sa.Text, nullable=False),
     )
+    op.add_column("nodes", sa.Column("sent_bytes", sa.BigInteger, nullable=False, server_default="0"))
     op.add_column("hosts", sa.Column("methods", sa.String(1100), nullable=False, server_default=""))
     op.create_table(
         "legs",
