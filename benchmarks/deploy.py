@@ -33,8 +33,9 @@ def main(
 ) -> None:
     """Deploy an image to fresh hosts by each method.
 
-    methods: to --hosts hosts. sites: half of them in another site. racks: in four racks. faults: lost packets, and a
-    slow host. first: how soon a VM can boot. auto: random cases.
+    methods: to --hosts hosts. baselines: copies by scp, and from a shared file system. sites: half of the hosts in
+    another site. racks: in four racks. faults: lost packets, and a slow host. first: how soon a VM can boot. auto:
+    random cases.
 
     Writes build/deploy.json, and prints tables. Needs root, iproute2, nftables, the programs of the methods, and twice
     the image for each host on the disk.

@@ -15,6 +15,10 @@ from typing import Any
 from benchmarks.errors import ToolMissing
 
 PACKAGES = {
+    "nsenter": "util-linux",
+    "scp": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "sshd": "openssh-server",
     "nbdkit": "nbdkit",
     "qemu-img": "qemu-utils",
     "qemu-io": "qemu-utils",

@@ -15,6 +15,7 @@ from benchmarks.boot_wave import checksum
 from benchmarks.chunkrows import boots, scale
 from benchmarks.chunkrows.images import random_file
 from benchmarks.chunkrows.table import Line, at_most
+from benchmarks.deployrows.copies import copies
 from benchmarks.deployrows.scenes import IMAGE, Figures, Net, Scene, scene
 from benchmarks.disks import exported
 from benchmarks.errors import WrongBytes
@@ -62,6 +63,14 @@ def methods(job: Job) -> tuple[list[Figures], list[Line]]:
             what = f"{each.method}, {job.hosts} hosts: bytes of the source's link, images"
             lines.append(at_most(what, SOURCE_BARS[each.method], each.sent / each.size))
     return found, lines
+
+
+def baselines(job: Job) -> tuple[list[Figures], list[Line]]:
+    """What people have without VirtMan."""
+    found = copies(job.hosts, Net(job.rate), job.image(), job.folder)
+    for each in found:
+        say(", ".join(each.cells()))
+    return found, []
 
 
 def sites(job: Job) -> tuple[list[Figures], list[Line]]:
@@ -206,4 +215,4 @@ class Case:
 ENCRYPTED = ("tree", "lazy", "unicast", "uftp")
 LIMIT = 600.0
 """Seconds for the reads of a boot."""
-ROWS = {"methods": methods, "sites": sites, "racks": racks, "faults": faults, "first": first, "auto": auto}
+ROWS = {row.__name__: row for row in (methods, baselines, sites, racks, faults, first, auto)}
