@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from virtman import calls, models
 from virtman.calls import A, Call, LongCall
-from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest
+from virtman.errors import BY_KIND, AgentFailed, AgentUnreachable, BadRequest, CoordinatorDown, VoltRefused
 from virtman.names import check_name, check_path
 from virtman.places import places
 from volt.deploymodels import Deployment
@@ -291,13 +291,18 @@ class AgentClient:
         self._call(calls.CANCEL_DEPLOYMENT, deployment=str(number))
 
     def follow_deployment(self, number: int, on_progress: OnProgress = silently) -> Deployment:
-        """Wait until no host of a deployment is under way any more."""
+        """Wait until no host of a deployment is under way any more, also while Volt does not answer."""
         import math
 
         from drivers.host.retry import until
 
         def ended() -> bool:
-            now = self.deployment(number)
+            try:
+                now = self.deployment(number)
+            except VoltRefused:
+                raise
+            except CoordinatorDown:
+                return False
             done = [now.size if host.state == "whole" else host.done for host in now.hosts]
             on_progress("deploy", sum(done), now.size * len(done))
             return now.ended

@@ -35,7 +35,9 @@ from volt.store import DeploymentRow, HostRow, ImageRow, LegRow, Store, Transfer
 log = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL = 0.5
-"""Seconds between the heartbeats of hosts that are under way, at least."""
+"""Seconds between the heartbeats of hosts that are under way, at least, while some wait for others to be ready."""
+PROGRESS_INTERVAL = 1.0
+"""The same while all move bytes."""
 MOST_LISTED = 1000
 PROVEN = "blake3-"
 """How the digests begin that prove each part of an image."""
@@ -161,8 +163,14 @@ class Deployments:
 
     def interval(self, session: Session) -> float:
         """Seconds between the heartbeats of hosts that are under way."""
-        under_way = session.scalar(select(func.count()).where(TransferRow.ended.is_(None))) or 0
-        return max(SHORTEST_INTERVAL, under_way / BEATS_PER_SECOND)
+        states = (
+            select(TransferRow.state, func.count().label("hosts"))
+            .where(TransferRow.ended.is_(None))
+            .group_by(TransferRow.state)
+        )
+        hosts: dict[str, int] = {row.state: row.hosts for row in session.execute(states)}
+        moving = hosts.keys() <= {TransferState.FILLING}
+        return max(PROGRESS_INTERVAL if moving else SHORTEST_INTERVAL, sum(hosts.values()) / BEATS_PER_SECOND)
 
     def lose(self, session: Session, hosts: Collection[str]) -> list[int]:
         """The leases of hosts ran out. Returns the deployments that may have ended (``settle``)."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Any
@@ -40,6 +40,7 @@ from virtman.cli import main
 from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure
 from virtman.client import AgentClient
+from virtman.errors import CoordinatorDown
 from virtman.stream import Header, Section, write
 from volt.client import Deployment, DeploymentHost, DeploymentLeg, Host, HostState, TransferState
 
@@ -482,7 +483,7 @@ class ImageCommandsTest(AgentCliTest):
         for name, call in (
             ("deploy", deploy),
             ("cancel_deployment", cancel),
-            ("deployment", lambda _number: made),
+            ("deployment", mock.Mock(side_effect=chain([CoordinatorDown("Volt does not answer")], repeat(made)))),
             ("deployments", lambda: [made]),
         ):
             self.patch(self.agent.stacks.volt, name, call)

@@ -157,6 +157,8 @@ class DeploymentsTest(DeploymentCase):
     def test_hosts_that_are_under_way_report_often_however_many_there_are(self) -> None:
         self.deploy("h1")
         self.assertEqual([0.5, 2.0], [self.volt.heartbeat(host, []).interval_s for host in ("h1", "h2")])
+        self.tell("h1", state=FILLING)
+        self.assertEqual(1.0, self.volt.heartbeat("h1", []).interval_s)
         many = [f"n{number}" for number in range(100)]
         self.host(*many)
         self.deploy(*many)
