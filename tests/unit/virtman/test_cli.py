@@ -489,7 +489,7 @@ class ImageCommandsTest(AgentCliTest):
             self.patch(self.agent.stacks.volt, name, call)
         done = self.run_virtman("deploy", "debian", "--to", "one,two", "--keep", "2", code=1)
         self.assertEqual("deployment 7: debian by tree, ended after 2.0 s", done.output.splitlines()[0])
-        lines = r"(?s).*one +paris/1 +whole +100% +1\.5 s.*two +- +failed +- +2\.0 s +no"
+        lines = r"(?s).*one +paris/1 +whole +100% +0B +1\.5 s.*two +- +failed +- +0B +2\.0 s +no"
         self.assertThat(done.output, MatchesRegex(lines))
         self.assertThat(done.output, Contains("first has sent 3M by tree"))
         self.assertNotIn("it is small", done.output)
