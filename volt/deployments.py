@@ -368,6 +368,7 @@ def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: Depl
     if leg is not None and leg.source == transfer.host:
         leg = None
     begun = leg is not None and leg.started is not None
+    heard = transfer.state is TransferState.FILLING  # it names all receivers: not with each heartbeat
     return TransferTask(
         deployment=row.id,
         image=image,
@@ -376,7 +377,7 @@ def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: Depl
         keep_until=row.created + row.keep_s,
         go=begun if leg is not None else _may_read(session, transfer, row),
         source=row.source,
-        terms=legs.terms(session, leg, transfer.attempt) if leg is not None and begun else None,
+        terms=legs.terms(session, leg, transfer.attempt) if leg is not None and begun and not heard else None,
         encrypt=_is_encrypted(row),
         limit=row.bytes_limit or (row.pace if leg is not None else None),
         cancelled=transfer.state is TransferState.CANCELLED,

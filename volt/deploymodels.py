@@ -83,8 +83,9 @@ class TransferTask(Answer):
 
     It attaches the image, and keeps all of it until ``keep_until``, in seconds since 1970. It begins to read when
     ``go`` says so. ``source``: the host that it reads from before all others, if the method wants that. ``terms``: of
-    a method by which hosts begin together. ``sends``: it has the image, and sends it. ``limit``: bytes a second.
-    ``cancelled``: it need not keep the image, unless all of the image is there already.
+    a method by which hosts begin together, until the host says that it moves bytes. ``sends``: it has the image, and
+    sends it. ``limit``: bytes a second. ``cancelled``: it need not keep the image, unless all of the image is there
+    already.
     """
 
     deployment: int

@@ -292,6 +292,7 @@ class LegsTest(LegsCase):
         self.assertEqual(([[0, 20], [30, 40]], "contact of origin"), (terms.ranges, terms.sender))
         self.assertEqual((["contact of h1", "contact of h2"], terms), (terms.receivers, self.terms("h2")))
         self.assertEqual([(True, 1000)], [(task.go, task.limit) for task in self.hear("h2")])
+        self.assertEqual([None], [task.terms for task in self.say("h2", FILLING, attempt="1")])  # it knows them
         self.say("origin", FILLING, sends=True, attempt="1", sent=5)
         for host in ("h1", "h2"):
             self.assertEqual([], self.say(host, WHOLE, attempt="1"))
