@@ -78,10 +78,12 @@ class DeploymentKeeper:
         if why or part is None:
             state = TransferState.FAILED if why else TransferState.WAITING
             why = why or self._queue.troubles().get(f"{DEPLOYMENT}{task.deployment}", "")
-            return TransferReport(deployment=task.deployment, sends=True, state=state, error=why[:1000])
+            return TransferReport(
+                deployment=task.deployment, sends=True, method=task.method, state=state, error=why[:1000]
+            )
         return TransferReport(
-            deployment=task.deployment, sends=True, state=part.state, attempt=part.attempt, contact=part.contact,
-            sent=part.sent, error=part.error,
+            deployment=task.deployment, sends=True, method=task.method, state=part.state, attempt=part.attempt,
+            contact=part.contact, sent=part.sent, error=part.error,
         )  # fmt: skip
 
     def _receiver_report(self, task: TransferTask) -> TransferReport:
@@ -109,7 +111,8 @@ class DeploymentKeeper:
         if task.deployment in self._failed:
             state, why = TransferState.FAILED, self._failed[task.deployment]
         return TransferReport(
-            deployment=task.deployment, state=state, done=done, total=total, error=why[:1000], **told
+            deployment=task.deployment, method=task.method, state=state, done=done, total=total, error=why[:1000],
+            **told,
         )  # fmt: skip
 
     def _state(self, task: TransferTask, record: ImageRecord | None) -> TransferState:

@@ -139,7 +139,8 @@ class Deployments:
                 tasks.append(_task(session, transfer, leg, row, image))
         for leg in sending:
             row = session.get_one(DeploymentRow, leg.deployment_id)
-            if (report := sent.get(row.id)) is not None and legs.note_sender(session, leg, report, self._now()):
+            report = sent.get(row.id)
+            if report and report.method == row.method and legs.note_sender(session, leg, report, self._now()):
                 touched.append(row.id)
             if leg.ended is None:
                 tasks.append(_sender_task(session, leg, row))
@@ -153,6 +154,8 @@ class Deployments:
         final = report.state not in (*UNDER_WAY, TransferState.UNKNOWN)
         if transfer.state is TransferState.CANCELLED and not final:
             return False  # the host has not heard of that yet
+        if leg is not None and report.method != row.method and not final:
+            return False  # nor of this method
         news = leg is not None and legs.note_receiver(transfer, leg, report)
         transfer.state = report.state if report.state is not TransferState.UNKNOWN else TransferState.FILLING
         transfer.done, transfer.total, transfer.error = report.done, report.total, report.error

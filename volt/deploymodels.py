@@ -44,7 +44,8 @@ class TransferReport(Request):
 
     A host that is ready for a method by which hosts begin together says who it is for that method (``contact``), and
     what it ``lacks``. ``attempt`` is new each time that it got ready: what it had agreed on before does not hold any
-    more. ``sends``: all of this is about what the host sends to others, and not about what it gets.
+    more. ``sends``: all of this is about what the host sends to others, and not about what it gets. ``method``: that of
+    the task which the host heard last.
 
     ``rate``: bytes a second that it got from the tree for a try. ``loss``: the part of the sender's multicast packets
     that did not come; null if none came.
@@ -52,6 +53,7 @@ class TransferReport(Request):
 
     deployment: Count
     sends: bool = False
+    method: Method | None = None
     attempt: str = Field(default="", max_length=32)
     contact: str = Field(default="", max_length=500)
     lacks: list[Span] = Field(default_factory=list, max_length=MOST_RANGES)

@@ -143,7 +143,10 @@ class LegRow(Base):
     ranges: Mapped[str] = mapped_column(sa.Text, default="[]")
     sent: Mapped[int] = mapped_column(sa.BigInteger, default=0)
 
-    __table_args__ = (sa.Index("ix_legs_ended_source", "ended", "source"),)
+    __table_args__ = (
+        sa.Index("ix_legs_ended_source", "ended", "source"),
+        {"sqlite_autoincrement": True},  # a number is used once: hosts make ports and groups of it
+    )
 
 
 class TransferRow(Base):

@@ -63,7 +63,7 @@ class DeployingTest(DeployingCase):
         self.settle()
         self.host.filled["debian"] = Filled(done=512, goes_on=True)
         [report] = self.told(task)
-        expected = TransferReport(deployment=1, state=TransferState.FILLING, done=512, total=MIB)
+        expected = TransferReport(deployment=1, method="tree", state=TransferState.FILLING, done=512, total=MIB)
         self.assertEqual(expected, report)
         self.assertEqual((WHOLE, task.keep_until), (self.host.filling["debian"], self.record().hydrate_until))
         self.fill_all()

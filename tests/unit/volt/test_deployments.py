@@ -252,7 +252,8 @@ class LegsCase(DeploymentCase):
 
     def say(self, host: str, state: TransferState, **more: object) -> list[TransferTask]:
         """What a host says of the first deployment, and what it is told then."""
-        return self.hear(host, TransferReport.model_validate({"deployment": 1, "state": state, **more}))
+        told = {"deployment": 1, "method": self.volt.deployments.one(1).method, "state": state, **more}
+        return self.hear(host, TransferReport.model_validate(told))
 
     def ready(self, host: str, attempt: str = "1", **more: object) -> list[TransferTask]:
         return self.say(host, READY, attempt=attempt, contact=f"contact of {host}", **more)
@@ -460,7 +461,7 @@ class AutoTest(LegsCase):
         self.found(number, "h2", rate=rate, loss=loss, lacks=[[0, 1 << 30]])
 
     def found(self, number: int, host: str, **more: object) -> None:
-        fields = {"deployment": number, "state": READY, "attempt": "1", "contact": "c", **more}
+        fields = {"deployment": number, "method": "auto", "state": READY, "attempt": "1", "contact": "c", **more}
         self.hear(host, TransferReport.model_validate(fields))
 
     def auto(self, **more: object) -> Deployment:
@@ -477,6 +478,16 @@ class AutoTest(LegsCase):
         self.assertIn("1074 MB to 2 hosts, 5.5 MB/s by the tree, multicast reaches 100% of them", made.why)
         self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
         self.assertEqual([9_500_000] * 3, [self.hear(host)[0].limit for host in ("origin", "h1", "h2")])
+
+    def test_what_hosts_said_of_the_try_is_not_taken_for_the_method_that_was_chosen(self) -> None:
+        self.auto(encrypt=False)
+        self.try_all()
+        for host in ("origin", "h1", "h2"):  # they have not heard of the method yet
+            self.found(1, host, sends=host == "origin")
+        self.assertEqual([("udpcast", False)], self.told("h1"))
+        for host in ("origin", "h1", "h2"):
+            self.ready(host, attempt="2", sends=host == "origin")
+        self.assertEqual(["contact of h1", "contact of h2"], self.terms("h1").receivers)
 
     def test_without_leave_nothing_travels_unencrypted(self) -> None:
         self.auto()

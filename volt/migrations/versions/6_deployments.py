@@ -47,6 +47,7 @@ def upgrade() -> None:
         sa.Column("ranges", sa.Text, nullable=False),
         sa.Column("sent", sa.BigInteger, nullable=False),
         sa.Index("ix_legs_ended_source", "ended", "source"),
+        sqlite_autoincrement=True,
     )
     op.create_table(
         "transfers",
