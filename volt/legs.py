@@ -181,9 +181,10 @@ def waits(session: Session, deployment: DeploymentRow) -> bool:
 
 def forget(session: Session, deployment: DeploymentRow) -> None:
     """Delete the legs of a deployment, and what its hosts have said of them."""
-    forgotten = {"leg_id": None, "attempt": "", "contact": "", "state": TransferState.WAITING}
+    here = TransferRow.deployment_id == deployment.id
+    session.execute(update(TransferRow).where(here).values(leg_id=None, attempt="", contact=""))
     under_way = TransferRow.state.in_(UNDER_WAY)
-    session.execute(update(TransferRow).where(TransferRow.deployment_id == deployment.id, under_way).values(forgotten))
+    session.execute(update(TransferRow).where(here, under_way).values(state=TransferState.WAITING))
     session.execute(delete(LegRow).where(LegRow.deployment_id == deployment.id))
 
 

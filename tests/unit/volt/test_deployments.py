@@ -465,7 +465,9 @@ class AutoTest(LegsCase):
         self.hear(host, TransferReport.model_validate(fields))
 
     def auto(self, **more: object) -> Deployment:
-        return self.deploy("h1", "h2", image="proven", **more)
+        made = self.deploy("origin", "h1", "h2", image="proven", **more)
+        self.found(made.id, "origin", state=WHOLE)
+        return made
 
     def test_hosts_try_the_network_and_then_get_the_best_method(self) -> None:
         self.assertEqual("auto", self.auto(encrypt=False).method)
