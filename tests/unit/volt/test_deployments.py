@@ -487,8 +487,10 @@ class AutoTest(LegsCase):
         for host in ("origin", "h1", "h2"):  # they have not heard of the method yet
             self.found(1, host, sends=host == "origin")
         self.assertEqual([("udpcast", False)], self.told("h1"))
-        for host in ("origin", "h1", "h2"):
-            self.ready(host, attempt="2", sends=host == "origin")
+        for host in ("h1", "h2"):
+            self.ready(host, attempt="2")
+        self.assertEqual([("udpcast", False)], self.told("h1"))  # nobody sends yet
+        self.ready("origin", attempt="2", sends=True)
         self.assertEqual(["contact of h1", "contact of h2"], self.terms("h1").receivers)
 
     def test_without_leave_nothing_travels_unencrypted(self) -> None:
