@@ -481,17 +481,28 @@ class AutoTest(LegsCase):
         self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
         self.assertEqual([9_500_000] * 3, [self.hear(host)[0].limit for host in ("origin", "h1", "h2")])
 
-    def test_what_hosts_said_of_the_try_is_not_taken_for_the_method_that_was_chosen(self) -> None:
+    def chosen(self) -> None:
+        """udpcast is chosen, and nobody has heard that yet."""
         self.auto(encrypt=False)
         self.try_all()
-        for host in ("origin", "h1", "h2"):  # they have not heard of the method yet
+        for host in ("origin", "h1", "h2"):
             self.found(1, host, sends=host == "origin")
+
+    def test_what_receivers_said_of_the_try_is_not_of_the_method_that_was_chosen(self) -> None:
+        self.chosen()
+        self.offer()
         self.assertEqual([("udpcast", False)], self.told("h1"))
-        for host in ("h1", "h2"):
-            self.ready(host, attempt="2")
-        self.assertEqual([("udpcast", False)], self.told("h1"))  # nobody sends yet
-        self.ready("origin", attempt="2", sends=True)
+        self.ready("h1")
+        self.ready("h2")
         self.assertEqual(["contact of h1", "contact of h2"], self.terms("h1").receivers)
+
+    def test_what_the_sender_said_of_the_try_is_not_of_the_method_that_was_chosen(self) -> None:
+        self.chosen()
+        self.ready("h1")
+        self.ready("h2")
+        self.assertEqual([("udpcast", False)], self.told("h1"))
+        self.offer()
+        self.assertEqual("contact of origin", self.terms("h1").sender)
 
     def test_without_leave_nothing_travels_unencrypted(self) -> None:
         self.auto()
