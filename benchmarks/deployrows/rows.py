@@ -140,10 +140,10 @@ def first(job: Job) -> tuple[list[Figures], list[Line]]:
 
 
 def _grown(image: Path, grown: Path, size: int) -> Path:
-    """A copy with random bytes behind it, up to a size."""
+    """A copy with random bytes behind it, so that it has ``size`` bytes besides its holes."""
     shutil.copyfile(image, grown)
     with grown.open("ab") as file:
-        while file.tell() < size:
+        for _ in range(max(0, size - image.stat().st_blocks * 512) // MIB):
             file.write(os.urandom(MIB))
     return grown
 
@@ -154,7 +154,7 @@ def _lazy_boot(cluster: Scene, boot: boots.Boot) -> tuple[float, int]:
     begun = time.monotonic()
     node = host.create("vm", IMAGE).disk.blockdev or {}
     with exported(cluster.image.parent, {name: {"vm": node}}) as sockets:
-        [done] = replay([Disk("vm", name, sockets[name])], boot.trace.reads, think=0, limit=LIMIT).vms
+        [done] = replay([Disk("vm", name, sockets[name], verify=True)], boot.trace.reads, think=0, limit=LIMIT).vms
     seconds = time.monotonic() - begun
     if done.checksum != checksum(boot.image, boot.trace):
         raise WrongBytes("the lazy boot read other bytes than the image has")

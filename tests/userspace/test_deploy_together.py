@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import random
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 from testtools import TestCase
@@ -30,13 +32,20 @@ SIZE = 8 << 20
 RATE = 40_000_000
 """Bits a second of each link: the image takes two seconds."""
 ROUNDS = 50 if WHOLE else 1
-"""Kills for each method."""
+KILLED = (*METHODS, "tree", "lazy", "unicast") if WHOLE else METHODS
+"""Kills for each method, and the methods. What is killed by the tree alone: test_deploy.py."""
+SHOWN = METHODS if WHOLE else METHODS[:1]
+"""Methods with which a misfortune is shown that is the same with all."""
+CHUNK = 64 << 10
 MOMENT = 4.0
 """Seconds within which something is killed after a deployment was asked for."""
 
 
-class TogetherTest(TestCase):
+class TogetherCase(TestCase):
     """An origin and three hosts, each in a network namespace."""
+
+    room: int | None = None
+    """Bytes of the file system of the last host; none for that of all others."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -47,10 +56,17 @@ class TogetherTest(TestCase):
         self.image = folder / "image.raw"
         self.image.write_bytes(os.urandom(SIZE))
         self.network = self.enterContext(Network(network_names(HOSTS), rate=RATE))
+        if self.room is not None:
+            self.mount(folder / "c" / network_names(HOSTS)[-1], self.room)
         options = ["--heartbeat", "0.5", "--lease", "120"]
         self.cluster = self.enterContext(Cluster(folder / "c", HOSTS, volt_options=options, network=self.network))
         self.origin = self.cluster.agents[0]
         self.origin.publish("img", self.image)
+
+    def mount(self, folder: Path, size: int) -> None:
+        folder.mkdir(parents=True)
+        run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder])
+        self.addCleanup(run, ["umount", "--lazy", folder])
 
     def deploy(self, method: str) -> Deployment:
         return self.origin.deploy({"image": "img", "everywhere": True, "method": method, "encrypt": False})
@@ -87,6 +103,21 @@ class TogetherTest(TestCase):
         client.gc()
         return not client.status().images
 
+
+class FullDiskTest(TogetherCase):
+    room = 6 << 20
+
+    def test_a_host_with_a_full_disk_says_so_in_a_sentence_and_the_others_go_on(self) -> None:
+        for method in SHOWN:
+            hosts = {host.host: host for host in self.origin.follow_deployment(self.deploy(method).id).hosts}
+            full = hosts.pop(self.cluster.names[-1])
+            self.assertEqual(({"whole"}, "failed"), ({host.state for host in hosts.values()}, full.state), str(full))
+            self.assertIn("no room", full.error)
+            wait_until(lambda: self.left() == [], "nothing is left")
+            self.let_go()
+
+
+class TogetherTest(TogetherCase):
     def test_all_hosts_have_all_of_it_and_the_source_sent_it_once(self) -> None:
         for method in METHODS:
             made = self.deploy(method)
@@ -95,6 +126,22 @@ class TogetherTest(TestCase):
             self.assert_whole(ended)
             self.assertEqual([("origin", True)], [(leg.source, leg.sent > 0) for leg in ended.legs])
             self.let_go()
+
+    def test_what_was_altered_is_never_kept(self) -> None:
+        """A disk of the origin holds other bytes than were published, so that is what travels."""
+        files = [path for path in self.cluster.state_folder(0).rglob("*") if path.is_file()]
+        [stored] = [path for path in files if same(path, self.image)]
+        for method in SHOWN:
+            overwrite(stored, bytes(CHUNK))
+            number = self.deploy(method).id
+            wait_until(partial(self.all_but_a_chunk_came, number), "all came but what was altered")
+            overwrite(stored, self.image.read_bytes()[:CHUNK])
+            self.assert_whole(self.origin.follow_deployment(number))
+            self.let_go()
+
+    def all_but_a_chunk_came(self, deployment: int) -> bool:
+        hosts = self.origin.deployment(deployment).hosts
+        return [SIZE - host.done for host in hosts if host.state == "filling"] == [CHUNK] * (HOSTS - 1)
 
     def test_auto_chooses_by_what_hosts_have_found_out(self) -> None:
         ended = self.origin.follow_deployment(self.deploy("auto").id)
@@ -105,7 +152,7 @@ class TogetherTest(TestCase):
     def test_whatever_is_killed_all_hosts_get_all_of_it(self) -> None:
         dice = random.Random(seed := random.randrange(1 << 32))
         self.addDetail("seed", text_content(str(seed)))
-        for method in METHODS:
+        for method in KILLED:
             for _ in range(ROUNDS):
                 made = self.deploy(method)
                 threading.Event().wait(dice.uniform(0, MOMENT))
@@ -144,3 +191,14 @@ def command_of(pid: int) -> str:
         return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two files hold the same."""
+    return one.stat().st_size == other.stat().st_size and filecmp.cmp(one, other, shallow=False)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Change the beginning of a file."""
+    with path.open("r+b") as file:
+        file.write(data)
