@@ -18,6 +18,9 @@ use tokio::time::timeout;
 
 const MIB: u32 = 1 << 20;
 
+/// A parent that is silent for so long hangs, if nobody waits.
+const PATIENCE_OF_FILLS: Duration = Duration::from_secs(10);
+
 /// An origin and hosts below it, each the only parent of the next.
 async fn chain(content: &Content, names: &[&str]) -> Vec<Host> {
     let mut hosts = vec![Host::new("origin").await];
@@ -384,13 +387,15 @@ async fn a_parent_in_another_place_is_asked_only_when_nobody_in_this_place_answe
     let away = ParentSpec { far: true, ..far.as_parent_of("one") };
     host.attach(&content, &[near.as_parent_of("one"), away]).await;
     in_time(60, uses(&host, &[("near", Use::Active), ("bad", Use::Standby)])).await;
+    in_time(60, host.read(0, 512)).await;
+    let before = far.asked.load(Ordering::SeqCst); // for the manifest, if it was connected first
     for offset in (0..MIB).step_by(64 << 10) {
         in_time(60, host.read(offset.into(), 512)).await;
     }
-    assert_eq!(0, far.asked.load(Ordering::SeqCst));
+    assert_eq!(before, far.asked.load(Ordering::SeqCst));
     near.die();
     in_time(60, host.read(0, 2 * MIB)).await;
-    assert!(far.asked.load(Ordering::SeqCst) > 0);
+    assert!(far.asked.load(Ordering::SeqCst) > before);
 }
 
 /// As in a tree through which an image comes to many hosts, where all wait for the same link.
@@ -424,6 +429,81 @@ async fn who_is_filled_by_way_of_a_host_has_that_host_be_as_patient() {
     let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
     let manifest = 2; // the list of pages, and a page
     assert_eq!(count(&parent.asked) - manifest, count(&parent.patient));
+}
+
+/// Somebody reads what is being filled already, from a parent that hangs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_that_joins_what_is_filled_is_not_as_patient() {
+    let content = Content::new(2 * MIB);
+    let hung = BadParent::new(&content, Fault::Late(Duration::from_secs(60))).await;
+    hung.wrong.store(false, Ordering::SeqCst);
+    let origin = Host::new("origin").await;
+    origin.publish(&content).await;
+    origin.admit(&["one"]);
+    let host = Host::new("one").await;
+    host.attach(&content, &[hung.as_parent_of("one"), origin.as_parent_of("one")]).await;
+    in_time(60, host.read(MIB.into(), 512)).await;
+    in_time(60, uses(&host, &[("bad", Use::Active), ("origin", Use::Standby)])).await;
+    hung.wrong.store(true, Ordering::SeqCst);
+    host.registry.fill(common::IMAGE, vec![0..256 << 10; 1], Class::Soon, None).unwrap();
+    in_time(60, begins(&host, asked(&hung))).await;
+    let begun = Instant::now();
+    assert_eq!(content.data.slice(..4096), in_time(60, host.read(0, 4096)).await);
+    assert!(begun.elapsed() < PATIENCE_OF_FILLS, "{:?}", begun.elapsed());
+}
+
+/// A fill may hear nothing for longer than a read: that is no reason to read in another place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parent_that_is_silent_for_a_fill_is_read_from() {
+    let content = Content::new(4 * MIB);
+    let near = BadParent::new(&content, Fault::StallsAtBegin).await;
+    let far = BadParent::new(&content, Fault::None).await;
+    let host = Host::new("one").await;
+    let away = ParentSpec { far: true, host: "far".to_owned(), ..far.as_parent_of("one") };
+    host.attach(&content, &[near.as_parent_of("one"), away]).await;
+    in_time(60, uses(&host, &[("bad", Use::Active), ("far", Use::Standby)])).await;
+    in_time(60, host.read(MIB.into(), 512)).await;
+    let before = far.asked.load(Ordering::SeqCst); // for the manifest, if it was connected first
+    host.registry.fill(common::IMAGE, vec![0..256 << 10; 1], Class::Soon, None).unwrap();
+    tokio::time::sleep(Duration::from_millis(1200)).await; // longer than a read waits
+    for offset in (2 * MIB..3 * MIB).step_by(64 << 10) {
+        in_time(60, host.read(offset.into(), 512)).await;
+    }
+    assert_eq!(before, far.asked.load(Ordering::SeqCst));
+}
+
+/// A limit lets fills wait for as long as others read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_that_joins_a_fill_of_a_child_has_its_turn_with_other_reads() {
+    let content = Content::new(16 * MIB);
+    let hosts = chain(&content, &["one", "two"]).await;
+    for host in &hosts[1..] {
+        in_time(60, host.read(0, 512)).await;
+    }
+    let one = &hosts[1];
+    let down = NonZeroU64::new(1 << 20);
+    one.registry.limits.set(&LimitsSpec { down, ..LimitsSpec::default() });
+    let chunks = |from: u64| (from..from + 60).map(|chunk| chunk * CHUNK);
+    let others = async {
+        for offset in chunks(100) {
+            one.read(offset, 512).await;
+        }
+    };
+    let more = async {
+        for offset in chunks(180) {
+            one.read(offset, 512).await;
+        }
+    };
+    let joined = async {
+        one.registry.limits.reads.some().await;
+        hosts[2].registry.fill(common::IMAGE, vec![20 * CHUNK..21 * CHUNK; 1], Class::Soon, None).unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await; // the fill waits there
+        one.read(20 * CHUNK, 512).await;
+    };
+    tokio::select! {
+        _ = join(others, more) => panic!("the read has waited for all others"),
+        () = joined => {}
+    }
 }
 
 /// As the last host of a long chain in which nobody has the image yet.

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::urgency::Urgency;
 use crate::alive;
 use crate::nbd::client::{Handshake, Next, Part};
 use crate::nbd::{Request, Violation, chunk, command};
@@ -82,8 +84,9 @@ pub struct Connection {
     /// The thread of the event loop that has the connection.
     thread: ThreadId,
     next: AtomicU64,
-    /// Requests that wait, and since when there are any.
-    in_flight: Mutex<(usize, Instant)>,
+    all: InFlight,
+    /// Those of all for which somebody waits.
+    urgent: InFlight,
     tasks: TaskTracker,
 }
 
@@ -117,7 +120,8 @@ impl Connection {
             began: Instant::now(),
             thread: thread::current().id(),
             next: AtomicU64::new(1),
-            in_flight: Mutex::new((0, Instant::now())),
+            all: InFlight::default(),
+            urgent: InFlight::default(),
             tasks: TaskTracker::new(),
         }
     }
@@ -141,15 +145,24 @@ impl Connection {
         }
     }
 
-    /// Asks for a range, in bytes, and waits for it. `patient`: the parent hears that nobody else does.
-    pub async fn read(&self, offset: u64, length: u32, patient: bool) -> Result<Bytes, Lost> {
+    /// Asks for a range, in bytes, and waits for it. The parent hears whether somebody else does.
+    pub async fn read(&self, offset: u64, length: u32, urgency: &Urgency) -> Result<Bytes, Lost> {
         let cookie = self.next.fetch_add(1, Ordering::Relaxed);
-        let flags = if patient { command::PATIENT } else { 0 };
+        let flags = if urgency.is_urgent() { 0 } else { command::PATIENT };
         let request = Request { flags, kind: command::READ, cookie, offset, length };
         let (answer, answered) = oneshot::channel();
-        let _waits = Waits::new(&self.in_flight);
+        let _waits = Waits::new(&self.all);
         self.asked.send(Asked { request, answer }).map_err(|_| Lost::Ended)?;
-        answered.await.map_err(|_| Lost::Ended)?
+        let mut answered = pin!(answered);
+        let answer = tokio::select! {
+            biased;
+            answer = &mut answered => answer,
+            () = urgency.urgent() => {
+                let _waits = Waits::new(&self.urgent);
+                answered.await
+            }
+        };
+        answer.map_err(|_| Lost::Ended)?
     }
 
     #[must_use]
@@ -176,7 +189,7 @@ impl Connection {
     /// Requests that wait for an answer.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner).0
+        self.all.lock().0
     }
 
     /// How long an answer would take, in requests: those that wait, and a wake-up if another thread has the connection.
@@ -185,10 +198,10 @@ impl Connection {
         self.in_flight() + if self.thread == thread::current().id() { 0 } else { WAKE_UP }
     }
 
-    /// How long nothing has been heard while a request waited.
+    /// How long nothing has been heard while a request waited; `urgent`: one for which somebody waits.
     #[must_use]
-    pub fn stalled(&self) -> Duration {
-        let (requests, since) = *self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn stalled(&self, urgent: bool) -> Duration {
+        let (requests, since) = *if urgent { &self.urgent } else { &self.all }.lock();
         let heard = Duration::from_millis(self.heard.load(Ordering::Relaxed));
         if requests == 0 { Duration::ZERO } else { self.began.elapsed().saturating_sub(heard).min(since.elapsed()) }
     }
@@ -206,12 +219,27 @@ impl Drop for Connection {
     }
 }
 
+/// Requests that wait, and since when there are any.
+struct InFlight(Mutex<(usize, Instant)>);
+
+impl Default for InFlight {
+    fn default() -> Self {
+        Self(Mutex::new((0, Instant::now())))
+    }
+}
+
+impl InFlight {
+    fn lock(&self) -> MutexGuard<'_, (usize, Instant)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Counts a request as long as it waits.
-struct Waits<'a>(&'a Mutex<(usize, Instant)>);
+struct Waits<'a>(&'a InFlight);
 
 impl<'a> Waits<'a> {
-    fn new(in_flight: &'a Mutex<(usize, Instant)>) -> Self {
-        let mut now = in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+    fn new(in_flight: &'a InFlight) -> Self {
+        let mut now = in_flight.lock();
         if now.0 == 0 {
             now.1 = Instant::now();
         }
@@ -223,7 +251,7 @@ impl<'a> Waits<'a> {
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0 -= 1;
+        self.0.lock().0 -= 1;
     }
 }
 
@@ -402,13 +430,18 @@ mod tests {
         let connection = Connection::new(asked);
         let second = Duration::from_secs(1);
         sleep(10 * second).await;
-        assert_eq!(Duration::ZERO, connection.stalled());
-        let read = connection.read(0, 512, false);
+        let stalled = || [true, false].map(|urgent| connection.stalled(urgent));
+        assert_eq!([Duration::ZERO; 2], stalled());
+        let urgency = Urgency::new(false);
+        let read = connection.read(0, 512, &urgency);
         tokio::pin!(read);
         assert!(timeout(2 * second, &mut read).await.is_err());
-        assert_eq!(2 * second, connection.stalled());
-        connection.heard.store(11_000, Ordering::Relaxed); // a part of an answer, a second ago
-        assert_eq!(second, connection.stalled());
+        assert_eq!([Duration::ZERO, 2 * second], stalled());
+        urgency.raise();
+        assert!(timeout(second, &mut read).await.is_err());
+        assert_eq!([second, 3 * second], stalled());
+        connection.heard.store(11_000, Ordering::Relaxed); // a part of an answer, two seconds ago
+        assert_eq!([second, 2 * second], stalled());
     }
 
     #[test]
@@ -417,7 +450,7 @@ mod tests {
         let (mine, mut other) = (Connection::new(asked.clone()), Connection::new(asked));
         other.thread = thread::spawn(|| thread::current().id()).join().unwrap();
         assert!(mine.cost() < other.cost());
-        let _waits: Vec<_> = (0..=WAKE_UP).map(|_| Waits::new(&mine.in_flight)).collect();
+        let _waits: Vec<_> = (0..=WAKE_UP).map(|_| Waits::new(&mine.all)).collect();
         assert!(mine.cost() > other.cost());
     }
 }

@@ -4,6 +4,7 @@
 
 mod connection;
 mod route;
+mod urgency;
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::loops::Loops;
 pub use connection::Endpoint;
 pub use route::Route;
+pub use urgency::Urgency;
 
 /// A parent from which nothing has come for so long, while another one answers, hangs.
 const HUNG: Duration = Duration::from_secs(1);
@@ -167,23 +169,23 @@ impl Upstream {
         for route in old {
             route.close().await;
         }
-        self.connected(HUNG);
+        self.connected(false);
         self.changed.notify_waiters();
     }
 
     /// Reads a range, in bytes. Returns the data, and the route by which it came.
     ///
-    /// `patient`: nobody waits for it. So it is not asked for twice because it is late, and many such requests on their
-    /// way make no parent slow.
+    /// As long as nobody waits for it, it is not asked for twice because it is late, and many such requests on their way
+    /// make no parent slow.
     ///
     /// # Errors
     /// The image is dropped.
-    pub async fn read(&self, offset: u64, length: u32, patient: bool) -> Result<Answer, Closed> {
+    pub async fn read(&self, offset: u64, length: u32, urgency: &Urgency) -> Result<Answer, Closed> {
         let mut tries = 0;
         loop {
             self.pause(tries).await?;
-            let route = self.first(patient).await?;
-            if let Some(answer) = self.ask(route, offset, length, patient).await? {
+            let route = self.first(!urgency.is_urgent()).await?;
+            if let Some(answer) = self.ask(route, offset, length, urgency).await? {
                 self.hedges.fetch_min(ANSWERS_PER_HEDGE * MOST_HEDGES - 1, Ordering::Relaxed);
                 self.hedges.fetch_add(1, Ordering::Relaxed);
                 return Ok(answer);
@@ -255,7 +257,7 @@ impl Upstream {
     /// The first parent, or the second if the first is much slower than that; and the other of the two, if it is worth
     /// to know how fast that one is: while the first is slow, and the second does not rest.
     fn best(&self, patient: bool) -> Option<(Arc<Route>, Option<Arc<Route>>)> {
-        let mut routes = self.connected(hung(patient)).into_iter();
+        let mut routes = self.connected(patient).into_iter();
         let first = routes.next()?;
         let (time, much) = if patient { (first.pace(), PATIENT_MUCH) } else { (first.latency(), MUCH) };
         let helps = |second: &Arc<Route>| may_help(second, &first) && second.rests_until().is_none();
@@ -272,15 +274,15 @@ impl Upstream {
 
     /// The parents that are connected, best first. Connects further ones until there are two, and those that rest: so they
     /// are known to live, or the agent hears that they do not.
-    fn connected(&self, hung: Duration) -> Vec<Arc<Route>> {
+    fn connected(&self, patient: bool) -> Vec<Arc<Route>> {
         let mut all = self.routes().clone();
-        all.sort_by_cached_key(|route| (route.rests_until(), route.hangs(hung)));
+        all.sort_by_cached_key(|route| (route.rests_until(), route.hangs(patient)));
         let (mut routes, mut answering) = (Vec::new(), 0);
         for route in all {
             let rests = usize::from(route.rests_until().is_some());
             route.want([self.connections, 1, 0][answering.min(2)].max(rests));
             if route.connected() {
-                answering += usize::from(!route.hangs(hung));
+                answering += usize::from(!route.hangs(patient));
                 routes.push(route);
             }
         }
@@ -288,16 +290,22 @@ impl Upstream {
     }
 
     /// The answer of a parent, or of others if those who were asked are late; none if all who were asked fail.
-    async fn ask(&self, first: Arc<Route>, offset: u64, length: u32, patient: bool) -> Result<Option<Answer>, Closed> {
-        let read = |route: Arc<Route>| async move { (route.read(offset, length, patient).await, route) };
-        let (mut patience, hung) = (first.patience(), hung(patient));
+    async fn ask(
+        &self,
+        first: Arc<Route>,
+        offset: u64,
+        length: u32,
+        urgency: &Urgency,
+    ) -> Result<Option<Answer>, Closed> {
+        let read = |route: Arc<Route>| async move { (route.read(offset, length, urgency).await, route) };
+        let (mut patience, mut patient) = (first.patience(), !urgency.is_urgent());
         let mut asked = vec![first.clone()];
         let mut answers = FuturesUnordered::from_iter([read(first)]);
         loop {
             tokio::select! {
                 Some((answer, route)) = answers.next() => match answer {
                     Ok(data) => {
-                        leave_hung(&asked, &route, hung);
+                        leave_hung(&asked, &route, patient);
                         return Ok(Some((data, route)));
                     }
                     Err(error) => {
@@ -309,12 +317,16 @@ impl Upstream {
                     }
                 },
                 () = sleep(patience) => {}
+                () = urgency.urgent(), if patient => {
+                    patient = false;
+                    continue;
+                }
                 () = self.closed.cancelled() => return Err(Closed),
             }
             let fresh = |route: &Arc<Route>| !asked.iter().any(|known| Arc::ptr_eq(known, route));
-            if let Some(next) = self.connected(hung).into_iter().find(fresh) {
+            if let Some(next) = self.connected(patient).into_iter().find(fresh) {
                 let hedge = || !patient && asked.iter().all(|route| may_help(&next, route)) && self.may_hedge();
-                if asked.iter().all(|route| route.hangs(hung)) || hedge() {
+                if asked.iter().all(|route| route.hangs(patient)) || hedge() {
                     asked.push(next.clone());
                     answers.push(read(next));
                 }
@@ -339,14 +351,9 @@ fn may_help(one: &Route, other: &Route) -> bool {
     !one.parent.far || other.parent.far
 }
 
-/// How long nothing has to come of a parent that hangs.
-fn hung(patient: bool) -> Duration {
-    if patient { PATIENT_HUNG } else { HUNG }
-}
-
 /// Leaves those of the asked parents that hang, since another one has answered.
-fn leave_hung(asked: &[Arc<Route>], answered: &Arc<Route>, hung: Duration) {
-    for route in asked.iter().filter(|route| !Arc::ptr_eq(route, answered) && route.hangs(hung)) {
+fn leave_hung(asked: &[Arc<Route>], answered: &Arc<Route>, patient: bool) {
+    for route in asked.iter().filter(|route| !Arc::ptr_eq(route, answered) && route.hangs(patient)) {
         route.leave(Fault::Hung);
     }
 }

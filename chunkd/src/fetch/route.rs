@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::{Connection, Endpoint, Lost};
-use super::{Fault, Left, Parent};
+use super::urgency::Urgency;
+use super::{Fault, HUNG, Left, PATIENT_HUNG, Parent};
 use crate::loops::Loops;
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -195,28 +196,30 @@ impl Route {
         (state.mean + 4 * state.deviation).max(LEAST_PATIENCE)
     }
 
-    /// Whether requests wait, and nothing has come for so long.
+    /// Whether requests wait, and nothing has come for too long; `patient`: for those for which nobody waits.
     #[must_use]
-    pub fn hangs(&self, after: Duration) -> bool {
-        self.state().connections.iter().any(|connection| connection.stalled() >= after)
+    pub fn hangs(&self, patient: bool) -> bool {
+        let state = self.state();
+        let stalled = |urgent, time| state.connections.iter().any(|connection| connection.stalled(urgent) >= time);
+        stalled(false, PATIENT_HUNG) || !patient && stalled(true, HUNG)
     }
 
     /// Reads a range, in bytes, by the connection with the least to do.
     ///
-    /// `patient`: by the first one. Connections share the link, so what several bring at once is whole later than what comes
+    /// What nobody waits for by the first one. Connections share the link, so what several bring at once is whole later than what comes
     /// one after the other, and this host's children wait for that.
     ///
     /// # Errors
     /// The connection ends, or the parent refuses.
-    pub async fn read(&self, offset: u64, length: u32, patient: bool) -> Result<Bytes, Lost> {
-        let begun = Instant::now();
+    pub async fn read(&self, offset: u64, length: u32, urgency: &Urgency) -> Result<Bytes, Lost> {
+        let (begun, patient) = (Instant::now(), !urgency.is_urgent());
         let (least, waiting) = {
             let state = self.state();
             let live = || state.connections.iter().filter(|connection| !connection.ended());
             let least = live().min_by_key(|connection| if patient { 0 } else { connection.cost() });
             (least.cloned().ok_or(Lost::Ended)?, live().map(|connection| connection.in_flight()).sum::<usize>() + 1)
         };
-        let data = least.read(offset, length, patient).await?;
+        let data = least.read(offset, length, urgency).await?;
         self.note(begun.elapsed(), u32::try_from(waiting).unwrap_or(u32::MAX));
         Ok(data)
     }

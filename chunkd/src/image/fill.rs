@@ -180,8 +180,8 @@ impl Image {
 async fn arrived(parts: Vec<Part>, length: u64) -> Result<u64, Closed> {
     for part in parts {
         if let Part::Coming(mut flight) = part {
-            while flight.changed().await.is_ok() {} // until the chunk is kept
-            flight.borrow().as_ref().ok_or(Closed)?;
+            while flight.data.changed().await.is_ok() {} // until the chunk is kept
+            flight.data.borrow().as_ref().ok_or(Closed)?;
         }
     }
     Ok(length)

@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -24,7 +25,7 @@ pub use fill::Class;
 use fill::Filling;
 pub use put::Taken;
 
-use crate::fetch::{Answer, Closed, Fault, Left, Upstream};
+use crate::fetch::{Answer, Closed, Fault, Left, Upstream, Urgency};
 use crate::kept::names;
 use crate::limits::Limits;
 use crate::loops::Loops;
@@ -55,7 +56,12 @@ pub enum Failed {
     Content(#[from] io::Error),
 }
 
-type Flight = watch::Receiver<Option<Bytes>>;
+/// A chunk on its way. `urgency`: whether somebody waits for it.
+#[derive(Clone, Debug)]
+struct Flight {
+    data: watch::Receiver<Option<Bytes>>,
+    urgency: Arc<Urgency>,
+}
 
 /// A chunk that is to be fetched, and those who wait for it.
 struct Wanted {
@@ -253,7 +259,7 @@ impl Image {
                     Part::Zeros => continue,
                     Part::Kept(reading) => reading.await.ok().flatten(),
                     Part::Coming(mut flight) => {
-                        let arrived = flight.wait_for(Option::is_some).await;
+                        let arrived = flight.data.wait_for(Option::is_some).await;
                         arrived.map_err(|_| Closed)?.clone()
                     }
                 };
@@ -285,7 +291,7 @@ impl Image {
 
     /// As `find`. `paid`: the bytes that come are paid.
     fn parts(self: &Arc<Self>, named: &[(u32, Name)], patient: bool, paid: bool) -> Vec<Part> {
-        let mut missing = Vec::new();
+        let (mut missing, urgency) = (Vec::new(), Arc::new(Urgency::new(!patient)));
         let mut flights = self.flights();
         let parts = named.iter().map(|&(chunk, name)| {
             if name == Name::ZEROS {
@@ -293,13 +299,17 @@ impl Image {
                 return Part::Zeros;
             }
             if let Some(flight) = flights.get(&chunk) {
+                if !patient {
+                    flight.urgency.raise();
+                }
                 return Part::Coming(flight.clone());
             }
             if let Some(place) = self.kept(&name) {
                 self.set_word(chunk, place.to_word());
                 return Part::Kept(self.check(place, name));
             }
-            let (sender, flight) = watch::channel(None);
+            let (sender, data) = watch::channel(None);
+            let flight = Flight { data, urgency: urgency.clone() };
             flights.insert(chunk, flight.clone());
             missing.push(Wanted { chunk, name, sender });
             Part::Coming(flight)
@@ -307,7 +317,7 @@ impl Image {
         let parts = parts.collect();
         drop(flights);
         for run in runs(missing) {
-            tokio::spawn(self.clone().fetch(run, patient, paid));
+            tokio::spawn(self.clone().fetch(run, urgency.clone(), paid));
         }
         parts
     }
@@ -406,14 +416,21 @@ impl Image {
 
     /// Reads a range of the manifest from parents.
     async fn ask_manifest(&self, offset: u64, length: u64) -> Result<Answer, Closed> {
-        self.pay(length, false).await?;
-        self.manifest_parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX), false).await
+        let urgency = Urgency::new(true);
+        self.pay(length, &urgency).await?;
+        self.manifest_parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX), &urgency).await
     }
 
     /// Waits until this host may read so many bytes from parents.
-    async fn pay(&self, length: u64, patient: bool) -> Result<(), Closed> {
+    async fn pay(&self, length: u64, urgency: &Urgency) -> Result<(), Closed> {
         let down = &self.limits.down;
-        let paid = async { if patient { down.behind(length).await } else { down.demand(length).await } };
+        let paid = async {
+            tokio::select! {
+                biased;
+                () = urgency.urgent() => down.demand(length).await,
+                () = down.behind(length) => {}
+            }
+        };
         self.closed.run_until_cancelled(paid).await.ok_or(Closed)
     }
 
@@ -462,15 +479,23 @@ impl Image {
     }
 
     /// Brings chunks that follow each other, and hands them to those who wait. Those hear of the end as well.
-    async fn fetch(self: Arc<Self>, run: Vec<Wanted>, patient: bool, paid: bool) {
-        let _waits = (!patient).then(|| self.limits.reads.enter());
+    async fn fetch(self: Arc<Self>, run: Vec<Wanted>, urgency: Arc<Urgency>, paid: bool) {
         let _landed = Landed { image: &self, chunks: run.iter().map(|wanted| wanted.chunk).collect() };
-        if let Err(error) = self.fetch_run(run, patient, paid).await {
+        let mut fetched = pin!(self.fetch_run(run, &urgency, paid));
+        let ended = tokio::select! {
+            biased;
+            () = urgency.urgent() => {
+                let _waits = self.limits.reads.enter();
+                fetched.await
+            }
+            ended = &mut fetched => ended,
+        };
+        if let Err(error) = ended {
             tracing::debug!(image = self.key, %error, "chunks are not fetched");
         }
     }
 
-    async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>, patient: bool, mut paid: bool) -> Result<(), Closed> {
+    async fn fetch_run(self: &Arc<Self>, run: Vec<Wanted>, urgency: &Urgency, mut paid: bool) -> Result<(), Closed> {
         let permits = u32::try_from(run.len() * to_usize(CHUNK)).unwrap_or(u32::MAX);
         let _room = self.in_flight.acquire_many(permits).await.map_err(|_| Closed)?;
         let mut runs = VecDeque::from([(0, run)]);
@@ -479,9 +504,9 @@ impl Image {
             let offset = u64::from(run[0].chunk) * CHUNK;
             let length = (run.len() as u64 * CHUNK).min(self.size - offset);
             if !std::mem::take(&mut paid) {
-                self.pay(length, patient).await?;
+                self.pay(length, urgency).await?;
             }
-            let (data, route) = self.parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX), patient).await?;
+            let (data, route) = self.parents.read(offset, u32::try_from(length).unwrap_or(u32::MAX), urgency).await?;
             self.fetched.fetch_add(length, Ordering::Relaxed);
             let (right, wrong) = self.prove(run, data);
             self.keep(right).await;
