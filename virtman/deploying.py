@@ -30,6 +30,7 @@ from virtman.stacks import Stacks
 from virtman.transferring import Transfers
 from virtman.workqueue import Job, Pool, WorkQueue
 from volt.client import TransferReport, TransferState, TransferTask
+from volt.deploymodels import UNDER_WAY
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,8 @@ class DeploymentKeeper:
             told = {"attempt": part.attempt, "contact": part.contact, "lacks": part.lacks, "sent": part.sent}
             told |= part.findings
             why = why or part.error
+        if _is_over(task) and state in UNDER_WAY:
+            state, why = TransferState.FAILED, "the time for which the image was to stay is over"
         if task.deployment in self._failed:
             state, why = TransferState.FAILED, self._failed[task.deployment]
         return TransferReport(
@@ -146,7 +149,7 @@ class DeploymentKeeper:
         record = self._stacks.records.get(task.image)
         if record is not None and record.role is Role.ORIGIN and record.steady:
             return None
-        if task.cancelled:
+        if task.cancelled or _is_over(task):
             ends = record is not None and self._is_for(record, task) and not hydrating.is_whole(self._stacks, record)
             return Job("end", partial(self._attempt, task, self._end)) if ends else None
         if record is None or not self._is_kept(record, task):
@@ -242,3 +245,8 @@ class DeploymentKeeper:
                 self._fail(task, error)
             if any(self._is_for(record, task) for task in tasks):
                 hydrating.cancel(self._stacks, record.name)
+
+
+def _is_over(task: TransferTask) -> bool:
+    """Whether the image need not stay any more, be it whole or not."""
+    return task.keep_until <= time.time()

@@ -113,7 +113,7 @@ class Coordinator:
         needed: Sequence[str] = (),
         address: str | None = None,
         place: str | None = None,
-        transfers: Sequence[TransferReport] = (),
+        transfers: Sequence[TransferReport] | None = (),
         methods: Sequence[str] = (),
         *,
         agent: str = "",
@@ -129,6 +129,7 @@ class Coordinator:
             row.methods = _words(methods)
             interval, lease = self.leases.terms(session)
             row.lease_s = lease
+            tasks, touched = self.deployments.hear(session, host, transfers)
             stored = queries.nodes_of(session, host)
             for image, node in stored.items():  # in the order of all calls that change several trees
                 if image in reported:
@@ -141,7 +142,6 @@ class Coordinator:
             queries.end_waiting(session, left, {*reported, *needed})
             withdrawn = queries.withdrawn_images(session, stored)
             discard = queries.unneeded_digests(session, kept)
-            tasks, touched = self.deployments.hear(session, host, transfers)
             patience = PATIENT_INTERVALS * interval
             if tasks:
                 interval = min(interval, self.deployments.interval(session))
@@ -267,6 +267,7 @@ class Coordinator:
         with self.store.write() as session:
             place = self._caller(session, host, agent).place
             row = queries.published(session, image, lock=True)
+            self.deployments.note_join(session, row, host)
             with changing_tree(session, row, self._now()) as tree:
                 # A host that lost its place with its lease may have VMs that need the image.
                 awaited = host in tree.departures and tree.departures[host].awaited

@@ -39,6 +39,7 @@ SHORTEST_INTERVAL = 0.5
 PROGRESS_INTERVAL = 1.0
 """The same while all move bytes."""
 MOST_LISTED = 1000
+TOO_OLD = "its agent is of an earlier release, which knows no deployments"
 PROVEN = "blake3-"
 """How the digests begin that prove each part of an image."""
 LATELY = 20
@@ -54,7 +55,7 @@ class Deployments:
         self._store, self._now = store, now
 
     def create(self, wanted: DeploymentRequest) -> Deployment:
-        """Plan a deployment, and have its hosts begin.
+        """Plan a deployment, and have its hosts begin. One that is under way to the same hosts goes on instead.
 
         Raises ImageUnknown, ImageWithdrawn, HostUnknown, BadRequest.
         """
@@ -65,6 +66,9 @@ class Deployments:
             if image.withdrawn:
                 raise ImageWithdrawn(f"image {image.name} is withdrawn: no further host gets it")
             _check_method(method, image, hosts)
+            if (same := _under_way(session, wanted, image, hosts)) is not None:
+                same.keep_s = max(same.keep_s, int(self._now() - same.created) + wanted.keep_s)
+                return self._described(session, same, image)
             row = DeploymentRow(
                 image_id=image.id, size=image.size, digest=image.digest, asked=wanted.method,
                 method=method.name, encrypt=wanted.encrypt, bytes_limit=wanted.limit, keep_s=wanted.keep_s,
@@ -116,15 +120,20 @@ class Deployments:
                 return
             log.info("deployment %d is cancelled", number)
             row.ended, row.cancelled = self._now(), True
+            legs.end(session, row, row.ended)
             here = (TransferRow.deployment_id == number, TransferRow.state.in_(UNDER_WAY))
             session.execute(update(TransferRow).where(*here).values(state=TransferState.CANCELLED))
-            legs.end(session, row, row.ended)
             self._reshape(session, image)
 
     def hear(
-        self, session: Session, host: str, reports: Sequence[TransferReport]
+        self, session: Session, host: str, reports: Sequence[TransferReport] | None
     ) -> tuple[list[TransferTask], list[int]]:
-        """Note how far a host is. Returns what it has to do, and the deployments that need a ``settle``."""
+        """Note how far a host is. Returns what it has to do, and the deployments that need a ``settle``.
+
+        ``reports``: none of an agent that knows nothing of deployments.
+        """
+        if reports is None:
+            return [], self._end(session, [host], TransferState.FAILED, TOO_OLD)
         received = {report.deployment: report for report in reports if not report.sends}
         sent = {report.deployment: report for report in reports if report.sends}
         touched: list[int] = []
@@ -177,11 +186,27 @@ class Deployments:
 
     def lose(self, session: Session, hosts: Collection[str]) -> list[int]:
         """The leases of hosts ran out. Returns the deployments that may have ended (``settle``)."""
+        return self._end(session, hosts, TransferState.LOST)
+
+    def _end(self, session: Session, hosts: Collection[str], state: TransferState, error: str = "") -> list[int]:
+        """End all that hosts do in deployments. Returns the deployments."""
         here = (TransferRow.host.in_(hosts), TransferRow.ended.is_(None))
         touched = session.scalars(select(TransferRow.deployment_id).where(*here).distinct()).all()
-        values = {"state": TransferState.LOST, "ended": self._now()}
+        values = {"state": state, "error": error, "ended": self._now()}
         session.execute(update(TransferRow).where(*here).values(values))
         return [*touched, *legs.sent_by(session, hosts)]
+
+    def unsettled(self) -> list[int]:
+        """Deployments in which no host is under way, but which have not ended: Volt was killed before that."""
+        under_way = (TransferRow.deployment_id == DeploymentRow.id, TransferRow.state.in_(UNDER_WAY))
+        with self._store.read() as session:
+            query = select(DeploymentRow.id).where(DeploymentRow.ended.is_(None), ~exists().where(*under_way))
+            return list(session.scalars(query))
+
+    def note_join(self, session: Session, image: ImageRow, host: str) -> None:
+        """A host is about to join an image's tree: it is to be behind no long chain."""
+        if image.shape is not None:
+            self._reshape(session, image, host)
 
     def settle(self, numbers: Collection[int], patience: float = 0.0) -> None:
         """Have those legs of deployments begin that can, and end what no host is under way with any more.
@@ -191,13 +216,15 @@ class Deployments:
         for number in sorted(set(numbers)):
             with self._store.write() as session:
                 row, image = self._locked(session, number)
+                before = (row.method, row.ended)
                 legs.advance(session, row, self._now(), patience)
                 if row.method == AUTO:
                     self._choose(session, image, row)
                 elif row.begun is None:
                     self._begin(session, image, row, patience)
                 self._settle(session, image, row)
-                self._reshape(session, image)
+                if before != (row.method, row.ended):
+                    self._reshape(session, image)
 
     def _begin(self, session: Session, image: ImageRow, row: DeploymentRow, patience: float) -> None:
         """Have the hosts of a tree read when all are in their places: who reads before that reads from others."""
@@ -229,7 +256,7 @@ class Deployments:
             legs.end(session, row, row.ended)
             log.info("deployment %d of image %s has ended after %.0f s", row.id, image.name, row.ended - row.created)
 
-    def _reshape(self, session: Session, image: ImageRow) -> None:
+    def _reshape(self, session: Session, image: ImageRow, joins: str | None = None) -> None:
         """A chain while trees deploy the image, if nobody else would be behind a long one; else the usual heap."""
         session.flush()
         hosts = select(TransferRow.host).join(DeploymentRow, DeploymentRow.id == TransferRow.deployment_id)
@@ -239,7 +266,9 @@ class Deployments:
         if not receivers and image.shape is None:
             return
         with changing_tree(session, image, self._now()) as tree:
-            others = [node for node in tree.members if not node.whole and node.host not in receivers]
+            others = {node.host for node in tree.members if not node.whole} - receivers
+            if joins is not None:
+                others |= {joins} - receivers
             chain = bool(receivers) and not others and chain_is_faster(image.size, len(receivers), image.fanout)
             image.shape = 1 if chain else None
             tree.reshape(image.shape or image.fanout)
@@ -292,6 +321,19 @@ def _hosts(session: Session, wanted: DeploymentRequest) -> list[HostRow]:
     if not hosts:
         raise BadRequest(f"no host is alive{f' in {wanted.place}' if wanted.place else ''}")
     return hosts
+
+
+def _under_way(
+    session: Session, wanted: DeploymentRequest, image: ImageRow, hosts: Sequence[HostRow]
+) -> DeploymentRow | None:
+    """The deployment that does the same already."""
+    query = select(DeploymentRow).where(DeploymentRow.image_id == image.id, DeploymentRow.ended.is_(None))
+    asked = (wanted.method, wanted.encrypt, wanted.limit, wanted.parallel)
+    for row in session.scalars(query.order_by(DeploymentRow.id)):
+        there = set(session.scalars(select(TransferRow.host).where(TransferRow.deployment_id == row.id)))
+        if (row.asked, row.encrypt, row.bytes_limit, row.parallel) == asked and there == {host.name for host in hosts}:
+            return row
+    return None
 
 
 def _first_state(host: HostRow, origins: Collection[str]) -> TransferState:
@@ -413,7 +455,9 @@ def _may_read(session: Session, transfer: TransferRow, row: DeploymentRow) -> bo
 
 
 def _has_turn(session: Session, transfer: TransferRow, row: DeploymentRow) -> bool:
-    """Whether fewer hosts are before this one than may read at a time."""
-    before = (TransferRow.deployment_id == row.id, TransferRow.number < transfer.number)
-    waiting = select(func.count()).where(*before, TransferRow.state.in_(UNDER_WAY))
-    return (session.scalar(waiting) or 0) < row.parallel
+    """Whether a host is to read now: it does already, or it is ready and fewer do than may at a time."""
+    if transfer.state is TransferState.READY:
+        here = (TransferRow.deployment_id == row.id, TransferRow.state == TransferState.FILLING)
+        if (session.scalar(select(func.count()).where(*here)) or 0) < row.parallel:
+            transfer.state = TransferState.FILLING
+    return transfer.state is TransferState.FILLING

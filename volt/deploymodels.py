@@ -119,7 +119,7 @@ class DeploymentRequest(Request):
     method: Method = "auto"
     encrypt: bool | None = None
     limit: int | None = Field(default=None, ge=1, le=MAX_INTEGER)
-    keep_s: Count = 30 * 86400
+    keep_s: int = Field(default=30 * 86400, ge=60, le=MAX_INTEGER)
     parallel: int = Field(default=1, ge=1, le=100000)
 
 

@@ -103,6 +103,7 @@ class Leases:
                 return
             for first in range(0, len(silent), EVICTED_AT_ONCE):
                 self._evict(silent[first : first + EVICTED_AT_ONCE], lease)
+            self._deployments.settle(self._deployments.unsettled())
         except Exception:
             self._answered = -math.inf
             raise

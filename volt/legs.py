@@ -205,9 +205,9 @@ def _is_alive(session: Session, host: str) -> bool:
 
 
 def _may_offer_since(session: Session, deployment: DeploymentRow, leg: LegRow) -> float:
-    """Since when the sender has been told so: when it has all of the image. In the future as long as it has not."""
+    """Since when the sender has been told so: when it has all of the image. In the future while it gets that."""
     own = session.get(TransferRow, (deployment.id, leg.source))
-    if own is None:
+    if own is None or own.state is TransferState.WAITING:
         return _since(deployment)
     return math.inf if own.ended is None else max(own.ended, _since(deployment))
 

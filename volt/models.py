@@ -108,7 +108,8 @@ class HeartbeatRequest(Request):
 
     ``needed``: further images that the host may need: it has records of them that it cannot use now.
     ``address``, ``place``, ``methods``: the host's own, which replace those that Volt has; the last are those by which
-    it can send and receive whole images. ``transfers``: how far the host is in the deployments that it was told of.
+    it can send and receive whole images. ``transfers``: how far the host is in the deployments that it was told of;
+    null of an agent that knows nothing of deployments.
     """
 
     nodes: list[NodeReport] = Field(default_factory=list, max_length=10000)
@@ -116,7 +117,7 @@ class HeartbeatRequest(Request):
     needed: list[Name] = Field(default_factory=list, max_length=10000)
     address: Address | None = None
     place: Where | None = None
-    transfers: list[TransferReport] = Field(default_factory=list, max_length=1000)
+    transfers: list[TransferReport] | None = Field(default=None, max_length=1000)
     methods: list[Method] = Field(default_factory=list, max_length=32)
 
 

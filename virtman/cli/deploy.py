@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -12,7 +13,7 @@ import click
 from virtman.cli import options
 from virtman.cli.options import F
 from virtman.cli.output import Answer, Failure, progress
-from virtman.errors import VirtmanError
+from virtman.errors import VirtmanError, VoltRefused
 from volt.printing import table
 from volt.text import size_text
 
@@ -54,7 +55,7 @@ def travel(command: F) -> F:
 
 def keep(days: float) -> Callable[[F], F]:
     """The option that says for how long an image stays."""
-    return click.option("--keep", type=click.FloatRange(0, min_open=True), default=days, show_default=True,
+    return click.option("--keep", type=click.FloatRange(0.001, 36500), default=days, show_default=True,
         metavar="DAYS", help="How long the image stays on the hosts.",
     )  # fmt: skip
 
@@ -65,6 +66,8 @@ def request(
     """What Volt is asked for (``volt.deploymodels.DeploymentRequest``). Raises UsageError."""
     if [hosts is not None, place is not None, everywhere].count(True) != 1:
         raise click.UsageError("say where: --to HOST,…, --place SITE/RACK or --all")
+    if math.isnan(keep):
+        raise click.UsageError("--keep wants a number of days")
     named = hosts.split(",") if hosts is not None else None
     where = {"hosts": named, "place": place, "everywhere": everywhere}
     return {"image": image, "keep_s": int(keep * DAY), **where, **how}
@@ -98,6 +101,8 @@ def deploy(client: AgentClient, image: str, keep: float, *, explain: bool, detac
     try:
         with progress() as show:
             ended = client.follow_deployment(made.id, show)
+    except VoltRefused:
+        raise
     except VirtmanError as error:
         raise Failure(f"{error}; the deployment goes on: virtman deployments {made.id}") from error
     return _shown(ended, code=0 if all(host.state == "whole" for host in ended.hosts) else 1, explain=explain)

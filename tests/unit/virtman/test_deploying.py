@@ -173,9 +173,9 @@ class DeployingTest(DeployingCase):
         self.assertEqual("whole", self.state(self.task(image="mine")))
 
     def test_it_goes_when_its_time_is_over_but_for_what_was_asked_for_longer(self) -> None:
-        self.told(self.task(keep_until=time.time() - 1))
+        [report] = self.told(self.task(keep_until=time.time() - 1))
+        self.assertEqual((TransferState.FAILED, True), (report.state, "is over" in report.error))
         self.told()
-        self.assertFalse(self.record().hydrate)
         long = self.task(2, keep_until=self.keep_until + 1)
         self.told(long, self.task(3))
         self.assertEqual(long.keep_until, self.record().hydrate_until)

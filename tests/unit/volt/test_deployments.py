@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from tests.doubles.servers import serve_app
 from tests.unit.volt.test_coordinator import CoordinatorCase
 from volt import legs
@@ -149,10 +151,40 @@ class DeploymentsTest(DeploymentCase):
         self.lease_runs_out("h1", "h2", "h3", "second")
         self.volt.leases.expire()
         self.deploy("h1", "h2", "h3", method="unicast", parallel=2)
-        told = {host: [(task.go, task.source) for task in self.tasks(host)] for host in ("h1", "h2", "h3")}
-        self.assertEqual({"h1": [(True, "second")], "h2": [(True, "second")], "h3": [(False, "second")]}, told)
+        self.assertEqual([(False, "second")], [(task.go, task.source) for task in self.tasks("h1")])
+        self.assertEqual([True, True, False], [self.tell(host, state=READY)[0].go for host in ("h3", "h2", "h1")])
+        self.tell("h3")
+        self.assertFalse(self.tell("h1", state=READY)[0].go)
         self.tell("h2", state=WHOLE)
-        self.assertTrue(self.tasks("h3")[0].go)
+        self.assertTrue(self.tasks("h1")[0].go)
+
+    def test_by_unicast_nobody_waits_for_a_host_that_does_not_get_ready(self) -> None:
+        self.deploy("h1", "h2", method="unicast")
+        self.assertEqual([False], [task.go for task in self.tell("h1", state=TransferState.WAITING)])
+        self.assertEqual([True], [task.go for task in self.tell("h2", state=READY)])
+
+    def test_the_same_again_goes_on_and_lasts_longer(self) -> None:
+        first = self.deploy("h1", "h2", keep_s=100)
+        self.pass_time(5)
+        again = self.deploy("h2", "h1", keep_s=100)
+        self.assertEqual((first.id, 105), (again.id, again.keep_s))
+        self.assertEqual(2, self.deploy("h1", "h2", limit=1000).id)
+
+    def test_a_volt_that_was_killed_before_it_ended_one_ends_it(self) -> None:
+        self.deploy("h1")
+        with mock.patch.object(self.volt.deployments, "settle"):
+            self.tell("h1", state=WHOLE)
+        self.assertFalse(self.volt.deployments.one(1).ended)
+        self.volt.leases.expire()
+        self.assertTrue(self.volt.deployments.one(1).ended)
+
+    def test_an_agent_of_an_earlier_release_is_not_waited_for(self) -> None:
+        self.deploy("h1", "h2")
+        self.tell("h2", state=WHOLE)
+        self.assertEqual([], self.volt.heartbeat("h1", [], transfers=None).transfers)
+        made = self.volt.deployments.one(1)
+        self.assertEqual((True, "failed"), (made.ended, made.hosts[0].state))
+        self.assertIn("earlier release", made.hosts[0].error)
 
     def test_hosts_that_are_under_way_report_often_however_many_there_are(self) -> None:
         self.deploy("h1")
@@ -204,6 +236,13 @@ class ShapeTest(DeploymentCase):
             self.tell(host, state=WHOLE)
         self.assertEqual(2, self.fanout())
         self.assertEqual({"h1", "h2"}, {node.host for node in self.volt.tree("large").root.children})
+
+    def test_it_is_none_as_soon_as_another_host_joins(self) -> None:
+        self.deploy("h1", "h2", image="large")
+        self.join("h1", "h2")
+        self.assertEqual(1, self.fanout())
+        self.join("h3")
+        self.assertEqual(2, self.fanout())
 
     def test_it_is_none_for_hosts_that_have_a_part_of_the_image(self) -> None:
         self.join("h3")
@@ -509,6 +548,7 @@ class AutoTest(LegsCase):
         self.try_all(rate=110e6)
         self.assertEqual("tree", self.volt.deployments.one(1).method)
         self.assertEqual([[], [("tree", True)], [("tree", True)]], [self.told(h) for h in ("origin", "h1", "h2")])
+        self.volt.deployments.cancel(1)
         self.auto()
         self.try_all(2)
         told = [task for host in ("origin", "h1", "h2") for task in self.hear(host) if task.deployment == 2]
