@@ -119,11 +119,11 @@ class DeploymentKeeper:
         )  # fmt: skip
 
     def _state(self, task: TransferTask, record: ImageRecord | None) -> TransferState:
-        if record is not None and record.role is Role.ORIGIN and record.steady:
+        if record is not None and record.role is Role.ORIGIN and record.steady and not _is_another(record, task):
             return TransferState.WHOLE
         if task.cancelled and not self._is_for(record, task):
             return TransferState.CANCELLED
-        if record is None or not self._is_kept(record, task):
+        if record is None or _is_another(record, task) or not self._is_kept(record, task):
             return TransferState.WAITING
         if hydrating.is_whole(self._stacks, record):
             return TransferState.WHOLE
@@ -147,6 +147,8 @@ class DeploymentKeeper:
 
     def _plan_receiving(self, task: TransferTask) -> Job | None:
         record = self._stacks.records.get(task.image)
+        if _is_another(record, task) and not task.cancelled:
+            return Job("say that it has other content", partial(self._attempt, task, self._refuse))
         if record is not None and record.role is Role.ORIGIN and record.steady:
             return None
         if task.cancelled or _is_over(task):
@@ -209,9 +211,13 @@ class DeploymentKeeper:
 
     def _keep(self, task: TransferTask) -> None:
         record = hydrating.begin(self._stacks, task.image, until=task.keep_until)
-        if record.digest != task.digest:
-            raise ContentChanged(f"Volt has other content under the name {task.image!r} now than this host has")
+        if _is_another(record, task):
+            hydrating.cancel(self._stacks, task.image)
+            self._refuse(task)
         self._stacks.changed()
+
+    def _refuse(self, task: TransferTask) -> None:
+        raise ContentChanged(f"Volt has other content under the name {task.image!r} now than this host has")
 
     def _prefer(self, task: TransferTask) -> None:
         with self._stacks.holding(task.image) as record:
@@ -245,6 +251,11 @@ class DeploymentKeeper:
                 self._fail(task, error)
             if any(self._is_for(record, task) for task in tasks):
                 hydrating.cancel(self._stacks, record.name)
+
+
+def _is_another(record: ImageRecord | None, task: TransferTask) -> bool:
+    """Whether what this host has under the image's name is something else."""
+    return record is not None and record.digest not in (None, task.digest)
 
 
 def _is_over(task: TransferTask) -> bool:

@@ -11,6 +11,7 @@ import logging
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from drivers.base import Image, Place, Range, Taken
@@ -27,6 +28,8 @@ from volt.spans import united
 log = logging.getLogger(__name__)
 
 LAYER = "transfer"
+END_WITHIN = 5.0
+"""Seconds that an agent which stops gives its parts."""
 
 
 def found(machine: Machine, address: str) -> dict[str, tuple[Finding, ...]]:
@@ -94,13 +97,15 @@ class Part:
             self._terms = Terms(terms.number, ranges, terms.sender, terms.receivers, limit, encrypt)
             self._go.set()
 
-    def stop(self) -> None:
-        """End it. Does not wait for that."""
+    def end(self) -> Watch:
+        """End it in the background, for a method may have much to delete. Returns what ends when nothing of it runs."""
+        ending = Watch(f"{self._thread.name}-end", self._stop)
+        ending.start()
+        return ending
+
+    def _stop(self) -> None:
         self._go.set()
         self._transfer.stop()
-
-    def join(self) -> None:
-        """Wait until nothing of it runs."""
         self._thread.join()
 
     @property
@@ -184,7 +189,7 @@ class Transfers:
         for number, part in list(self._parts.items()):
             task = wanted.get(number)
             if task is None or (part.sends, part.method) != (task.sends, task.method):
-                part.stop()
+                part.end()
                 del self._parts[number]
             elif task.terms is not None:
                 part.begin(task.terms)
@@ -208,9 +213,7 @@ class Transfers:
             self._parts[task.deployment] = part
 
     def stop(self) -> None:
-        """End all, and wait for that."""
-        parts = list(self._parts.values())
-        for part in parts:
-            part.stop()
-        for part in parts:
-            part.join()
+        """End all, and wait for that a while: what waits for other hosts ends with the image's stack."""
+        by = time.monotonic() + END_WITHIN
+        for ending in [part.end() for part in self._parts.values()]:
+            ending.join(max(0.0, by - time.monotonic()))

@@ -141,7 +141,9 @@ class Door(socketserver.ThreadingTCPServer):
                     request.sendall(piece.to_bytes(4, "little"))
                     if piece != NONE:
                         given.append(piece)
-                        self.sent += request.sendfile(file, piece * self._job.piece, self._job.size(piece))
+                        sent = request.sendfile(file, piece * self._job.piece, self._job.size(piece))
+                        with self._lock:
+                            self.sent += sent
                 finally:
                     if slot:
                         self._slots.release()

@@ -170,7 +170,17 @@ class DeployingTest(DeployingCase):
 
     def test_an_origin_has_all_of_it(self) -> None:
         origins.add_origin(self.scene.stacks, self.scene.put_content("mine"))
-        self.assertEqual("whole", self.state(self.task(image="mine")))
+        self.assertEqual("whole", self.state(self.task(image="mine", digest=self.scene.record("mine").digest)))
+
+    def test_other_content_under_the_name_is_never_whole_and_is_not_kept(self) -> None:
+        other = self.task(digest=digest_of("other"))
+        self.assertEqual("failed", self.state(other))
+        self.told()
+        self.assertFalse(self.record().hydrate)
+        hydrating.begin(self.scene.stacks, "debian")
+        self.fill_all()
+        [report] = self.told(self.task(2, digest=digest_of("other")))
+        self.assertEqual((TransferState.FAILED, True), (report.state, "other content" in report.error))
 
     def test_it_goes_when_its_time_is_over_but_for_what_was_asked_for_longer(self) -> None:
         [report] = self.told(self.task(keep_until=time.time() - 1))
@@ -225,7 +235,26 @@ class TogetherTest(DeployingCase):
         self.fill_all()
         self.assertEqual("whole", self.state(self.begun(report)))
         self.told()
-        self.assertTrue(transfer.stopped)
+        wait_until(lambda: transfer.stopped, "it ends")
+
+    def test_what_is_to_be_encrypted_is_so_for_the_method(self) -> None:
+        self.patch(TransferDouble, "encrypts", True)
+        self.told(self.begun(self.ready(encrypt=True), encrypt=True))
+        [transfer] = TransferDouble.made
+        wait_until(transfer.begun.is_set)
+        assert transfer.terms is not None
+        self.assertTrue(transfer.terms.encrypt)
+
+    def test_another_method_or_part_takes_the_place_of_the_one_before(self) -> None:
+        self.ready()
+        self.told(self.udpcast(sends=True))
+        wait_until(lambda: [each.stopped for each in TransferDouble.made] == [True, False], "it gets ready to send")
+        self.upkeep.deployments.transfers._drivers = {"udpcast": TransferDouble, "auto": TransferDouble}
+        self.told(self.task(method="auto", go=False))
+        self.told(self.udpcast())
+        wait_until(
+            lambda: [each.stopped for each in TransferDouble.made] == [True] * 3 + [False], "it gets ready again"
+        )
 
     def test_what_fails_is_told_and_the_rest_is_read(self) -> None:
         report = self.ready()

@@ -95,6 +95,9 @@ class DeploymentsTest(DeploymentCase):
         self.deploy(everywhere=True)
         self.assertEqual([["h1", "h2"], ["h1"], ["h1", "h2", "h3", "origin"]], [[*self.states(n)] for n in (1, 2, 3)])
         self.assertEqual("whole", self.states(3)["origin"])
+        self.lease_runs_out("h1", "origin")
+        self.volt.leases.expire()
+        self.assertEqual({"h1", "origin"}, {host.host for host in self.deploy(everywhere=True, limit=1000).hosts})
 
     def test_what_cannot_be_is_refused_and_nothing_is_planned(self) -> None:
         for error, more in (
@@ -368,13 +371,41 @@ class LegsTest(LegsCase):
 
     def test_a_sender_that_does_not_get_ready_is_given_up(self) -> None:
         self.udpcast("h1", "h2")
-        for _ in range(int(OFFERED_WITHIN)):
-            self.pass_time(1)
-            for host in ("origin", "h1", "h2"):
-                self.hear(host)
-        self.ready("h1")
-        self.ready("h2")
+        self.wait_ready("h1", "h2", beat="origin")
         self.assertEqual([[("tree", True)], [("tree", True)], []], [self.told(host) for host in ("h1", "h2", "origin")])
+
+    def wait_ready(self, *hosts: str, beat: str) -> None:
+        """Hosts say for longer than a sender may take that they are ready, and another one only that it lives."""
+        for _ in range(int(OFFERED_WITHIN) + 1):
+            self.pass_time(1)
+            self.hear(beat)
+            for host in hosts:
+                self.ready(host)
+
+    def test_what_is_to_be_encrypted_is_so_for_all(self) -> None:
+        self.can("uftp", "origin", "h1")
+        self.udpcast("h1", "h2", method="uftp", encrypt=True)
+        self.assertEqual([[True], [True]], [[task.encrypt for task in self.hear(host)] for host in ("origin", "h1")])
+
+    def two_sites(self) -> None:
+        """h2 is to send to h3, in a site where nobody has the image."""
+        for host, place in {"origin": "here/1", "h1": "here/2", "h2": "there/1", "h3": "there/2"}.items():
+            self.volt.register(host, f"unix:///run/{host}", place)
+        self.udpcast("h1", "h2", "h3")
+
+    def test_a_site_waits_for_its_first_host_as_long_as_that_gets_the_image(self) -> None:
+        self.two_sites()
+        self.say("h2", FILLING)
+        self.wait_ready("h3", "h1", "origin", beat="h2")
+        self.assertEqual([("udpcast", False)], self.told("h3"))
+        self.say("h2", WHOLE)
+        self.offer("h2")
+        self.assertEqual([("udpcast", True)], self.told("h3"))
+
+    def test_a_site_does_not_wait_for_a_first_host_that_does_not_even_begin(self) -> None:
+        self.two_sites()
+        self.wait_ready("h3", "h1", "origin", beat="h2")
+        self.assertEqual([("tree", True)], self.told("h3"))
 
     def test_hosts_without_the_method_take_the_tree(self) -> None:
         self.methods["h2"] = []
@@ -591,6 +622,12 @@ class AutoTest(LegsCase):
             self.hear(host)
         made = self.auto()
         self.assertEqual(("tree", "no two hosts could try the network"), (made.method, made.why))
+
+    def test_where_all_hosts_are_lost_it_ends(self) -> None:
+        self.deploy("h1", "h2", image="proven")
+        self.lease_runs_out("h3", "origin")
+        self.volt.leases.expire()
+        self.assertTrue(self.volt.deployments.one(1).ended)
 
     def test_when_all_trying_fails_it_is_the_tree(self) -> None:
         self.auto()

@@ -231,6 +231,7 @@ class Sites(TestCase):
         settle(tree)
         first = {host: parents(tree, host)[0] for host in hosts}
         self.assertEqual(dict(zip(hosts, ["origin", *hosts[:-1]], strict=True)), first)
+        self.assertEqual([["x1"], ["y1"]], [[node.host for node in tree.below(tree.hosts[h])] for h in ("h2", "x2")])
         tree.join("x3", "b/3")
         self.assertEqual("x3", parents(tree, "y1")[0])
         tree.leave("x3")
