@@ -139,16 +139,16 @@ class DeploymentKeeper:
         task = self._tasks.get(int(number))
         if task is None or task.deployment in self._failed:
             return None
+        record = self._stacks.records.get(task.image)
+        if _is_another(record, task) and not task.cancelled:
+            return Job("say that it has other content", partial(self._attempt, task, self._refuse))
         if not task.sends:
-            return self._plan_receiving(task)
+            return self._plan_receiving(task, record)
         if self._lacks_part(task):
             return Job("get ready to send", partial(self._attempt, task, self._take_part))
         return None
 
-    def _plan_receiving(self, task: TransferTask) -> Job | None:
-        record = self._stacks.records.get(task.image)
-        if _is_another(record, task) and not task.cancelled:
-            return Job("say that it has other content", partial(self._attempt, task, self._refuse))
+    def _plan_receiving(self, task: TransferTask, record: ImageRecord | None) -> Job | None:
         if record is not None and record.role is Role.ORIGIN and record.steady:
             return None
         if task.cancelled or _is_over(task):
