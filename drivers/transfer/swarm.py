@@ -39,6 +39,8 @@ MOST_PEERS = 5
 hundred connections share a link, and 60 receivers took three times as long."""
 SLOTS = 8
 """Pieces that a sender sends at once. The sooner one has arrived, the sooner it spreads."""
+PREPARED = 20e6
+"""Bytes a second that a sender reads and hashes at least, before it says anything."""
 TICK, STALL = 0.2, 2.0
 """Seconds between looks at the torrent, and without news until a receiver asks for what was handed out before."""
 
@@ -209,10 +211,11 @@ class Peer:
     def receive(self, job: Job, contact: str, sender: tuple[str, int]) -> None:
         """Until all that is wanted is there; then send on for ever, if that is anything. Raises OSError."""
         with socket.create_connection(sender, timeout=job.patience) as connection:
-            connection.settimeout(None)
+            connection.settimeout(job.patience + job.length / PREPARED)
             keep_alive(connection, job.patience)
             with connection.makefile("rb") as door:
                 hashes = exactly(door, job.count * HASH)
+                connection.settimeout(None)
                 if job.wanted:
                     self._add(job, hashes)
                     self._connect(job, contact)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +18,7 @@ from testtools import TestCase
 from drivers.base import Image, Place, Range, Taken
 from drivers.digests import draw
 from drivers.errors import DriverError
-from drivers.transfer import swarm
+from drivers.transfer import bittorrent, swarm
 from drivers.transfer.bittorrent import BittorrentTransfer
 from drivers.transfer.contract import Terms
 from tests.limits import FileSize
@@ -102,6 +104,13 @@ class BittorrentOnOneHostTest(TestCase):
     def assert_nothing_left(self) -> None:
         for party in self.parties:
             self.assertEqual([], party.left)
+
+    def test_a_sender_that_says_nothing_is_not_waited_for(self) -> None:
+        self.enterContext(mock.patch.object(bittorrent, "PATIENCE", 0.5))
+        silent = self.enterContext(socket.create_server(("127.0.0.1", 0)))
+        transfer = self.receiver("a").transfer
+        terms = Terms(1, WHOLE, json.dumps(silent.getsockname()), [transfer.expect()])
+        self.assertIn("timed out", str(self.assertRaises(DriverError, transfer.receive, terms)))
 
     def test_the_sender_sends_each_piece_about_once(self) -> None:
         receivers = [self.receiver(name) for name in "abcd"]
