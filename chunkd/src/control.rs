@@ -4,13 +4,14 @@
 //! (unix(7), `SCM_RIGHTS`). Errors are `{"error": "…"}`, with `"full": true` if the pool has no room.
 
 use std::fs::File;
+use std::future::pending;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream as Blocking};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -18,6 +19,8 @@ use std::thread;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 
 use crate::image::Class;
@@ -132,7 +135,7 @@ fn ranges_of(pairs: &[(u64, u64)]) -> Vec<Range<u64>> {
 }
 
 struct Agent {
-    stream: UnixStream,
+    stream: Blocking,
     registry: Arc<Registry>,
     runtime: Handle,
     address: SocketAddr,
@@ -178,11 +181,12 @@ impl Agent {
             }
             Call::Get { image, ranges } => {
                 let file = file.ok_or_else(|| Refused::Invalid("a get needs a file".to_owned()))?;
-                self.registry.served(&image)?.get(&ranges_of(&ranges), file, &self.runtime)?;
+                let image = self.registry.served(&image)?;
+                self.unless_hung_up(image.get(&ranges_of(&ranges), file))??;
             }
             Call::Lacking { image } => {
                 let image = self.registry.served(&image)?;
-                let lacking = self.runtime.block_on(image.lacking()).map_err(io::Error::other)?;
+                let lacking = self.unless_hung_up(image.lacking())?.map_err(io::Error::other)?;
                 return Ok(json!({ "ranges": pairs(&lacking) }));
             }
             Call::BootSet { image } => {
@@ -208,6 +212,27 @@ impl Agent {
             Call::Events => {} // see `serve`
         }
         Ok(json!({}))
+    }
+
+    /// Does what may take long, until the agent hangs up: then nobody wants it any more.
+    fn unless_hung_up<T>(&self, act: impl Future<Output = T>) -> io::Result<T> {
+        let agent = self.stream.try_clone()?;
+        agent.set_nonblocking(true)?;
+        let ended = self.runtime.block_on(async {
+            let agent = UnixStream::from_std(agent)?;
+            let hung_up = async {
+                match agent.ready(Interest::READABLE).await {
+                    Ok(ready) if !ready.is_read_closed() => pending().await, // its next call may be here
+                    heard => heard.map(|_| ()),
+                }
+            };
+            tokio::select! {
+                done = act => Ok(done),
+                ended = hung_up => Err(ended.err().unwrap_or_else(|| io::ErrorKind::ConnectionAborted.into())),
+            }
+        });
+        self.stream.set_nonblocking(false)?; // both descriptors have the flag
+        ended
     }
 
     /// Tells events until the agent hangs up.

@@ -35,7 +35,7 @@ fn image_of(host: &Host) -> Arc<Image> {
 
 fn get(host: &Host, ranges: Vec<Range<u64>>, to: File) -> JoinHandle<io::Result<()>> {
     let (image, runtime) = (image_of(host), Handle::current());
-    spawn_blocking(move || image.get(&ranges, to, &runtime))
+    spawn_blocking(move || runtime.block_on(image.get(&ranges, to)))
 }
 
 async fn in_time<T>(act: impl Future<Output = T>) -> T {

@@ -77,18 +77,7 @@ impl Chunkd {
 
     /// One call and its answer; `file` goes along.
     fn say(&self, call: &Value, file: Option<&File>) -> Value {
-        let line = format!("{call}\n");
-        if let Some(file) = file {
-            let files = [file.as_fd()];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)));
-            let whole = [IoSlice::new(line.as_bytes())];
-            let sent = rustix::net::sendmsg(&self.control, &whole, &mut ancillary, SendFlags::empty()).unwrap();
-            assert_eq!(line.len(), sent);
-        } else {
-            (&self.control).write_all(line.as_bytes()).unwrap();
-        }
+        send(&self.control, call, file);
         let mut answer = String::new();
         BufReader::new(&self.control).read_line(&mut answer).unwrap();
         serde_json::from_str(&answer).unwrap()
@@ -134,6 +123,22 @@ impl Drop for Chunkd {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// One call; `file` goes along.
+fn send(agent: &UnixStream, call: &Value, file: Option<&File>) {
+    let line = format!("{call}\n");
+    if let Some(file) = file {
+        let files = [file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)));
+        let whole = [IoSlice::new(line.as_bytes())];
+        let sent = rustix::net::sendmsg(agent, &whole, &mut ancillary, SendFlags::empty()).unwrap();
+        assert_eq!(line.len(), sent);
+    } else {
+        (&*agent).write_all(line.as_bytes()).unwrap();
     }
 }
 
@@ -257,6 +262,25 @@ fn bad_calls_are_answered_by_one_sentence_and_change_nothing() {
     }
     assert_eq!(json!([]), chunkd.call(&json!({ "call": "status" }))["images"]);
     assert_eq!(json!({ "keys": [] }), chunkd.call(&json!({ "call": "kept" })));
+}
+
+#[test]
+fn what_an_agent_that_hangs_up_wanted_in_a_file_is_not_written() {
+    let content = Content::new(8 << 20);
+    let (origin, host) = (Chunkd::new(), Chunkd::new());
+    origin.publish(&content);
+    host.attach(&content, &origin);
+    host.call(&json!({ "call": "limits", "down": 1 << 20 }));
+    let file = File::create(host.path("wanted")).unwrap();
+    let agent = UnixStream::connect(host.path("control")).unwrap();
+    let get = json!({ "call": "get", "image": IMAGE, "ranges": [[0, 8 << 20]] });
+    send(&agent, &get, Some(&file));
+    retry(|| (file.metadata().unwrap().len() > 0).then_some(()));
+    drop(agent);
+    host.call(&json!({ "call": "limits" }));
+    host.read(IMAGE, 0, 8 << 20); // what would be written is all here
+    let written = file.metadata().unwrap().len();
+    assert!(written < 8 << 20, "{written}");
 }
 
 #[test]

@@ -12,7 +12,6 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
-use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
 use super::fill::pieces;
@@ -24,28 +23,26 @@ use crate::manifest::{is_zero, to_usize};
 const AHEAD: usize = 8;
 
 impl Image {
-    /// Writes ranges of the image, one after the other, to where a file is, or into a pipe. Waits in this thread.
+    /// Writes ranges of the image, one after the other, to where a file is, or into a pipe. A file is written by this thread.
     ///
     /// What is not here is read from parents. Zeros beyond the end of a file become a hole.
     ///
     /// # Errors
     /// A range is empty or not within the image, nobody reads the pipe any more, the file cannot be written, the image is
     /// dropped, or its origin's own disk fails.
-    pub fn get(self: &Arc<Self>, ranges: &[Range<u64>], to: File, runtime: &Handle) -> io::Result<()> {
+    pub async fn get(self: &Arc<Self>, ranges: &[Range<u64>], to: File) -> io::Result<()> {
         if ranges.iter().any(|range| range.is_empty() || range.end > self.size) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "a range has to be within the image, and not empty",
             ));
         }
-        runtime.block_on(async {
-            let output = Output::of(to)?;
-            tokio::select! {
-                () = self.closed.cancelled() => Err(io::Error::other(Closed)),
-                error = output.lost() => Err(error),
-                written = self.write(ranges, &output) => written,
-            }
-        })
+        let output = Output::of(to)?;
+        tokio::select! {
+            () = self.closed.cancelled() => Err(io::Error::other(Closed)),
+            error = output.lost() => Err(error),
+            written = self.write(ranges, &output) => written,
+        }
     }
 
     async fn write(self: &Arc<Self>, ranges: &[Range<u64>], output: &Output) -> io::Result<()> {
