@@ -73,11 +73,11 @@ def _site(host: HostRow) -> str:
 
 
 def _holders(session: Session, deployment: DeploymentRow) -> list[HostRow]:
-    """Live hosts that have all of the image and the method, the first origin last."""
+    """Live hosts that have all of the image and the method, origins last."""
     n = node_table.c
     query = select(HostRow).join(node_table, n.host == HostRow.name).order_by(n.slot.desc(), HostRow.name)
     query = query.where(n.image_id == deployment.image_id, or_(n.slot <= 0, n.whole), HostRow.state == HostState.ALIVE)
-    return [host for host in reversed(session.scalars(query).all()) if can(host, deployment.method)]
+    return [host for host in session.scalars(query) if can(host, deployment.method)]
 
 
 # What hosts say

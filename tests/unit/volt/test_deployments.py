@@ -476,13 +476,20 @@ class LegsTest(LegsCase):
         self.assertEqual([("udpcast", True)], self.told("h3"))
         self.assertEqual(["origin", "h2"], [leg.source for leg in self.volt.deployments.one(1).legs])
 
-    def test_who_has_all_of_it_sends(self) -> None:
+    def test_an_origin_sends_else_another_host_that_has_all_of_it(self) -> None:
         self.volt.join("proven", "h2")
         self.volt.heartbeat("h2", [NodeReport(image="proven", revision=0, whole=True)], methods=["udpcast"])
+        self.assertEqual("origin", self.udpcast("h1", "h2", "h3").legs[0].source)
         self.methods["origin"] = []
         self.hear("origin")
-        self.udpcast("h1", "h2", "h3")
-        self.assertEqual("h2", self.volt.deployments.one(1).legs[0].source)
+        self.assertEqual("h2", self.udpcast("h1", "h2", "h3", limit=1000).legs[0].source)
+        self.methods["origin"] = ["udpcast"]
+        self.hear("origin")
+        for _ in range(11):
+            self.pass_time(1)
+            for host in ("h1", "h2", "h3"):
+                self.hear(host)
+        self.assertEqual("h2", self.udpcast("h1", "h2", "h3", limit=2000).legs[0].source)
 
     def test_seeds_go_on_until_all_have_all_of_it(self) -> None:
         self.can("bittorrent", "origin", "h1", "h2")
