@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import threading
 import time
@@ -145,15 +144,11 @@ def follow(client: AgentClient, number: int, had: Collection[str], show: OnProgr
     """Wait until a deployment has ended. Returns that, and the runs of the hosts that ``had`` not all of the image."""
     seen: dict[str, _Seen] = {}
 
-    def ended() -> bool:
-        now = client.deployment(number)
+    def look(now: Deployment) -> None:
         for host in now.hosts:
             seen.setdefault(host.host, _Seen()).note(now, host)
-        show("deploy", sum(now.size if one.state == "whole" else one.done for one in now.hosts), now.size * len(seen))
-        return now.ended
 
-    until(ended, limit=math.inf, first=LOOK, longest=LOOK)
-    last = client.deployment(number)
+    last = client.follow_deployment(number, show, look, LOOK)
     return last, [seen.get(host.host, _Seen()).run(host, last.seconds) for host in last.hosts if host.host not in had]
 
 

@@ -290,8 +290,14 @@ class AgentClient:
     def cancel_deployment(self, number: int) -> None:
         self._call(calls.CANCEL_DEPLOYMENT, deployment=str(number))
 
-    def follow_deployment(self, number: int, on_progress: OnProgress = silently) -> Deployment:
-        """Wait until no host of a deployment is under way any more, also while Volt does not answer."""
+    def follow_deployment(
+        self, number: int, on_progress: OnProgress = silently, look: Callable[[Deployment], None] | None = None,
+        every: float = 1.0,
+    ) -> Deployment:  # fmt: skip
+        """Wait until no host of a deployment is under way any more, also while Volt does not answer.
+
+        ``look`` is called with it each ``every`` seconds, or more often.
+        """
         import math
 
         from drivers.host.retry import until
@@ -303,11 +309,13 @@ class AgentClient:
                 raise
             except CoordinatorDown:
                 return False
+            if look is not None:
+                look(now)
             done = [now.size if host.state == "whole" else host.done for host in now.hosts]
             on_progress("deploy", sum(done), now.size * len(done))
             return now.ended
 
-        until(ended, limit=math.inf)
+        until(ended, limit=math.inf, longest=every)
         return self.deployment(number)
 
     # The host

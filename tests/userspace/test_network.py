@@ -28,6 +28,7 @@ print(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))))
 COUNT = """
 import socket
 receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.setsockopt(socket.SOL_SOCKET, 33, 4 << 20)  # SO_RCVBUFFORCE: all of it fits, however busy the machine is
 receiver.bind(("", 0))
 print(receiver.getsockname()[1], flush=True)
 came = 0
@@ -36,14 +37,16 @@ while receiver.recv(100) != b"end":
 print(came)
 """
 SEND = """
-import contextlib, socket, sys
+import contextlib, socket, sys, time
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sender.connect((sys.argv[1], int(sys.argv[2])))
 for number in range(1000):
     with contextlib.suppress(ConnectionRefusedError):
         sender.send(bytes(100))
-for _ in range(100):
-    sender.send(b"end")
+with contextlib.suppress(ConnectionRefusedError):  # the receiver has ended
+    while True:
+        sender.send(b"end")
+        time.sleep(0.01)
 """
 KILLED = """
 import os, signal, subprocess, sys
