@@ -125,6 +125,7 @@ class TransferCase:
         self.assert_has(*NAMES)
         self.assert_nothing_left()
 
+    @pytest.mark.long
     def test_a_receiver_that_dies_in_the_middle_keeps_nobody_up(self) -> None:
         assert isinstance(self, TestCase)
         self.start("sender")
@@ -144,6 +145,7 @@ class TransferCase:
         self.assert_has("b", "c")
         self.assert_nothing_left()
 
+    @pytest.mark.long
     def test_receivers_end_when_the_sender_dies(self) -> None:
         assert isinstance(self, TestCase)
         self.start("sender", at=LENGTH // 2, act="kill")
