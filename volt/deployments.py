@@ -140,11 +140,11 @@ class Deployments:
         tasks: list[TransferTask] = []
         sending = legs.of_sender(session, host)  # locked before the transfers, as in legs.advance
         for transfer, row, image in _transfers_of(session, host):
-            leg = None if transfer.leg_id is None else session.get(LegRow, transfer.leg_id)
+            leg = legs.of_receiver(session, transfer)
             if (report := received.get(row.id)) is not None and self._note(transfer, leg, row, report):
                 touched.append(row.id)
             leg = leg if transfer.leg_id is not None else None
-            if transfer.ended is None or (leg is not None and legs.goes_on(leg, row, host)):
+            if transfer.ended is None or (leg is not None and legs.goes_on(leg, row)):
                 tasks.append(_task(session, transfer, leg, row, image))
         for leg in sending:
             row = session.get_one(DeploymentRow, leg.deployment_id)
@@ -410,8 +410,6 @@ def _transfers_of(session: Session, host: str) -> Sequence[tuple[TransferRow, De
 
 def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: DeploymentRow, image: str) -> TransferTask:
     method = METHODS[row.method]
-    if leg is not None and leg.source == transfer.host:
-        leg = None
     begun = leg is not None and leg.started is not None
     heard = transfer.state is TransferState.FILLING  # it names all receivers: not with each heartbeat
     return TransferTask(

@@ -128,9 +128,15 @@ def is_late(leg: LegRow, deployment: DeploymentRow, now: float) -> bool:
     return now - leg.offered >= min(METHODS[deployment.method].listens or SHORTEST_WAIT, SHORTEST_WAIT)
 
 
-def goes_on(leg: LegRow, deployment: DeploymentRow, host: str) -> bool:
-    """Whether a host that has all of the image goes on to send it in a leg, besides the leg's sender."""
-    return METHODS[deployment.method].seeds and leg.ended is None and leg.source != host
+def goes_on(leg: LegRow, deployment: DeploymentRow) -> bool:
+    """Whether a receiver that has all of the image goes on to send it in a leg, besides the leg's sender."""
+    return METHODS[deployment.method].seeds and leg.ended is None
+
+
+def of_receiver(session: Session, transfer: TransferRow) -> LegRow | None:
+    """The leg in which a host receives: not one in which it is to send, for that it has the image by the tree."""
+    leg = None if transfer.leg_id is None else session.get(LegRow, transfer.leg_id)
+    return None if leg is None or leg.source == transfer.host else leg
 
 
 def of_sender(session: Session, host: str) -> list[LegRow]:

@@ -395,7 +395,8 @@ class LegsTest(LegsCase):
 
     def test_a_site_waits_for_its_first_host_as_long_as_that_gets_the_image(self) -> None:
         self.two_sites()
-        self.say("h2", FILLING)
+        self.say("h2", FILLING, method="tree", done=7)  # by which it gets the image
+        self.assertEqual(7, self.volt.deployments.one(1).hosts[1].done)
         self.wait_ready("h3", "h1", "origin", beat="h2")
         self.assertEqual([("udpcast", False)], self.told("h3"))
         self.say("h2", WHOLE)
