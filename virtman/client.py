@@ -298,25 +298,34 @@ class AgentClient:
 
         ``look`` is called with it each ``every`` seconds, or more often.
         """
+        import logging
         import math
 
         from drivers.host.retry import until
 
-        def ended() -> bool:
+        log, absent = logging.getLogger(__name__), False
+
+        def ended() -> Deployment | None:
+            nonlocal absent
             try:
                 now = self.deployment(number)
             except VoltRefused:
                 raise
-            except CoordinatorDown:
-                return False
+            except CoordinatorDown as error:
+                if not absent:
+                    log.warning("%s; waiting for Volt, while the deployment goes on", error)
+                absent = True
+                return None
+            absent = False
             if look is not None:
                 look(now)
             done = [now.size if host.state == "whole" else host.done for host in now.hosts]
             on_progress("deploy", sum(done), now.size * len(done))
-            return now.ended
+            return now if now.ended else None
 
-        until(ended, limit=math.inf, longest=every)
-        return self.deployment(number)
+        last = until(ended, limit=math.inf, longest=every)
+        assert last is not None  # noqa: S101
+        return last
 
     # The host
 

@@ -67,7 +67,6 @@ class Deployments:
                 raise ImageWithdrawn(f"image {image.name} is withdrawn: no further host gets it")
             _check_method(method, image, hosts)
             if (same := _under_way(session, wanted, image, hosts)) is not None:
-                same.keep_s = max(same.keep_s, int(self._now() - same.created) + wanted.keep_s)
                 return self._described(session, same, image)
             row = DeploymentRow(
                 image_id=image.id, size=image.size, digest=image.digest, asked=wanted.method,
@@ -326,8 +325,9 @@ def _hosts(session: Session, wanted: DeploymentRequest) -> list[HostRow]:
 def _under_way(
     session: Session, wanted: DeploymentRequest, image: ImageRow, hosts: Sequence[HostRow]
 ) -> DeploymentRow | None:
-    """The deployment that does the same already."""
-    query = select(DeploymentRow).where(DeploymentRow.image_id == image.id, DeploymentRow.ended.is_(None))
+    """The deployment that does the same already, for as long at least."""
+    here = (DeploymentRow.image_id == image.id, DeploymentRow.ended.is_(None), DeploymentRow.keep_s >= wanted.keep_s)
+    query = select(DeploymentRow).where(*here)
     asked = (wanted.method, wanted.encrypt, wanted.limit, wanted.parallel)
     for row in session.scalars(query.order_by(DeploymentRow.id)):
         there = set(session.scalars(select(TransferRow.host).where(TransferRow.deployment_id == row.id)))
@@ -449,11 +449,11 @@ def _is_encrypted(row: DeploymentRow) -> bool:
 
 def _may_read(session: Session, transfer: TransferRow, row: DeploymentRow) -> bool:
     """Whether a host is to read from the tree now."""
-    return _has_turn(session, transfer, row) if row.method == "unicast" else row.begun is not None
+    return _takes_turn(session, transfer, row) if row.method == "unicast" else row.begun is not None
 
 
-def _has_turn(session: Session, transfer: TransferRow, row: DeploymentRow) -> bool:
-    """Whether a host is to read now: it does already, or it is ready and fewer do than may at a time."""
+def _takes_turn(session: Session, transfer: TransferRow, row: DeploymentRow) -> bool:
+    """Whether a host is to read now: it does already, or it is ready, fewer do than may, and it takes a turn."""
     if transfer.state is TransferState.READY:
         here = (TransferRow.deployment_id == row.id, TransferRow.state == TransferState.FILLING)
         if (session.scalar(select(func.count()).where(*here)) or 0) < row.parallel:

@@ -206,8 +206,8 @@ impl Route {
 
     /// Reads a range, in bytes, by the connection with the least to do.
     ///
-    /// What nobody waits for by the first one. Connections share the link, so what several bring at once is whole later than what comes
-    /// one after the other, and this host's children wait for that.
+    /// What nobody waits for comes by the first one. Connections share the link: what several bring at once is whole later
+    /// than what comes one after the other, and this host's children wait for that.
     ///
     /// # Errors
     /// The connection ends, or the parent refuses.

@@ -166,12 +166,13 @@ class DeploymentsTest(DeploymentCase):
         self.assertEqual([False], [task.go for task in self.tell("h1", state=TransferState.WAITING)])
         self.assertEqual([True], [task.go for task in self.tell("h2", state=READY)])
 
-    def test_the_same_again_goes_on_and_lasts_longer(self) -> None:
+    def test_the_same_again_goes_on_unless_the_image_is_to_stay_longer(self) -> None:
         first = self.deploy("h1", "h2", keep_s=100)
         self.pass_time(5)
         again = self.deploy("h2", "h1", keep_s=100)
-        self.assertEqual((first.id, 105), (again.id, again.keep_s))
-        self.assertEqual(2, self.deploy("h1", "h2", limit=1000).id)
+        self.assertEqual((first.id, 100), (again.id, again.keep_s))
+        self.assertEqual(2, self.deploy("h1", "h2", keep_s=100, limit=1000).id)
+        self.assertEqual(3, self.deploy("h1", "h2", keep_s=101).id)
 
     def test_a_volt_that_was_killed_before_it_ended_one_ends_it(self) -> None:
         self.deploy("h1")
