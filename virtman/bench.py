@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -140,7 +140,9 @@ def _destroy(client: AgentClient, names: Sequence[str]) -> None:
         raise VirtmanError(f"VMs {prefix}-… are left, see virtman list, and use virtman destroy: {failed[0]}")
 
 
-def follow(client: AgentClient, number: int, had: Collection[str], show: OnProgress) -> tuple[Deployment, list[Run]]:
+def follow(
+    client: AgentClient, number: int, had: Collection[str], show: OnProgress, say: Callable[[str], None]
+) -> tuple[Deployment, list[Run]]:
     """Wait until a deployment has ended. Returns that, and the runs of the hosts that ``had`` not all of the image."""
     seen: dict[str, _Seen] = {}
 
@@ -148,7 +150,7 @@ def follow(client: AgentClient, number: int, had: Collection[str], show: OnProgr
         for host in now.hosts:
             seen.setdefault(host.host, _Seen()).note(now, host)
 
-    last = client.follow_deployment(number, show, look, LOOK)
+    last = client.follow_deployment(number, show, look, LOOK, say)
     return last, [seen.get(host.host, _Seen()).run(host, last.seconds) for host in last.hosts if host.host not in had]
 
 

@@ -292,18 +292,17 @@ class AgentClient:
 
     def follow_deployment(
         self, number: int, on_progress: OnProgress = silently, look: Callable[[Deployment], None] | None = None,
-        every: float = 1.0,
+        every: float = 1.0, say: Callable[[str], None] = lambda _words: None,
     ) -> Deployment:  # fmt: skip
         """Wait until no host of a deployment is under way any more, also while Volt does not answer.
 
-        ``look`` is called with it each ``every`` seconds, or more often.
+        ``look`` is called with it each ``every`` seconds, or more often. ``say`` hears that Volt is waited for.
         """
-        import logging
         import math
 
         from drivers.host.retry import until
 
-        log, absent = logging.getLogger(__name__), False
+        absent = False
 
         def ended() -> Deployment | None:
             nonlocal absent
@@ -313,7 +312,7 @@ class AgentClient:
                 raise
             except CoordinatorDown as error:
                 if not absent:
-                    log.warning("%s; waiting for Volt, while the deployment goes on", error)
+                    say(f"{error}; waiting for Volt, while the deployment goes on")
                 absent = True
                 return None
             absent = False

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ def deploy(client: AgentClient, image: str, keep: float, *, out: Path | None, **
         )
     try:
         with progress() as show:
-            ended, runs = follow(client, made.id, had, show)
+            ended, runs = follow(client, made.id, had, show, partial(click.echo, err=True))
     except VirtmanError as error:
         raise Failure(f"{error}; the deployment goes on: virtman deployments {made.id}") from error
     notes = [f"{len(had)} of {len(made.hosts)} hosts had all of {image} before, and are left out"] if had else []

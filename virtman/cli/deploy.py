@@ -100,7 +100,7 @@ def deploy(client: AgentClient, image: str, keep: float, *, explain: bool, detac
         return Answer(made, f"deployment {made.id}: {image} to {len(made.hosts)} hosts by {made.method}")
     try:
         with progress() as show:
-            ended = client.follow_deployment(made.id, show)
+            ended = client.follow_deployment(made.id, show, say=partial(click.echo, err=True))
     except VoltRefused:
         raise
     except VirtmanError as error:

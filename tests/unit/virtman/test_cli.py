@@ -487,10 +487,9 @@ class ImageCommandsTest(AgentCliTest):
             ("deployments", lambda: [made]),
         ):
             self.patch(self.agent.stacks.volt, name, call)
-        with self.assertLogs("virtman.client", "WARNING") as said:
-            done = self.run_virtman("deploy", "debian", "--to", "one,two", "--keep", "2", code=1)
-        self.assertIn("Volt does not answer; waiting for Volt, while the deployment goes on", said.output[0])
-        self.assertEqual("deployment 7: debian by tree, ended after 2.0 s", done.output.splitlines()[0])
+        done = self.run_virtman("deploy", "debian", "--to", "one,two", "--keep", "2", code=1)
+        self.assertIn("Volt does not answer; waiting for Volt, while the deployment goes on\n", done.stderr)
+        self.assertEqual("deployment 7: debian by tree, ended after 2.0 s", done.stdout.splitlines()[0])
         lines = r"(?s).*one +paris/1 +whole +100% +0B +1\.5 s.*two +- +failed +- +0B +2\.0 s +no"
         self.assertThat(done.output, MatchesRegex(lines))
         self.assertThat(done.output, Contains("first has sent 3M by tree"))
