@@ -13,16 +13,18 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from drivers.base import Image, Place
+from drivers.base import Image, Place, Range
 from drivers.door import door
-from drivers.errors import CommandFailed, DriverError
+from drivers.errors import CommandFailed, DriverError, NoSpace
 from drivers.host.command import run
 from drivers.host.folders import matching
 from drivers.host.retry import until
+from drivers.host.space import Room
 from drivers.needs import Needs, Tool
 from drivers.transfer import multicast
 from drivers.transfer.contract import Content, Terms
@@ -65,6 +67,7 @@ class UftpTransfer:
     def __init__(self, place: Place, source: Content, image: Image) -> None:
         self._address, self._source, self._image = place.address, source, image
         self._state = place.state / "transfer"
+        self._room = Room(place.state, place.reserve)
         self._folder: Path | None = None
         self._runner = multicast.Runner()
         self._sent = 0
@@ -128,6 +131,7 @@ class UftpTransfer:
         for number, batch in enumerate(multicast.batches(terms.ranges, FILE)):
             if self._runner.stopped:
                 return
+            self._check_room(sum(each.length for each in batch))
             with (folder / str(number)).open("wb") as file:
                 self._source.get(self._image, batch, file.fileno())
             yield folder / str(number)
@@ -149,16 +153,34 @@ class UftpTransfer:
             whole.mkdir()
             arriving.mkdir()
             (folder / "servers").write_text(terms.sender + "\n")
-            with self._runner.running(Program(self._receiver(folder, terms))):
+            # The source is given files beside this thread, which sees meanwhile that uftpd does not fill the disk.
+            with ThreadPoolExecutor(1) as giving, self._runner.running(Program(self._receiver(folder, terms))):
+                given: list[Future[None]] = []
                 for number, batch in enumerate(multicast.batches(terms.ranges, FILE)):
                     path = whole / str(number)
                     self._await(path, arriving, quiet if number else quiet + multicast.patience(terms))
-                    with path.open("rb") as file:
-                        if self._source.put(self._image, batch, file.fileno()).full:
-                            raise DriverError(f"no room for image {self._image.name}")
-                    path.unlink()
-                    if len(list(whole.iterdir())) > BACKLOG:
-                        raise DriverError("this host is too slow for what comes")
+                    given.append(giving.submit(self._give, path, batch))
+                    for done in filter(Future.done, given):
+                        done.result()
+                for each in given:
+                    each.result()
+
+    def _give(self, path: Path, batch: Sequence[Range]) -> None:
+        with path.open("rb") as file:
+            if self._source.put(self._image, batch, file.fileno()).full:
+                raise DriverError(f"no room for image {self._image.name}")
+        path.unlink()
+
+    def _check_room(self, needed: int) -> None:
+        """Raises NoSpace."""
+        if (free := self._room.spare(self._state)) < needed:
+            raise NoSpace(self._state, free, needed)
+
+    def _check_backlog(self, whole: Path) -> None:
+        """Raises NoSpace, DriverError."""
+        self._check_room(1)
+        if len(list(whole.iterdir())) > BACKLOG + 1:  # and the one that the source is given
+            raise DriverError("this host is too slow for what comes")
 
     def _receiver(self, folder: Path, terms: Terms) -> list[str]:
         control, _ = multicast.groups(terms, GROUPS)
@@ -179,12 +201,14 @@ class UftpTransfer:
 
         Raises DriverError.
         """
+        self._check_backlog(path.parent)
         while not path.exists():
             moves = partial(self._moves, path, arriving, _size(arriving))
             if not until(moves, limit=limit, longest=0.2) or self._runner.stopped:
                 raise DriverError("nothing comes any more")
 
     def _moves(self, path: Path, arriving: Path, before: int) -> bool:
+        self._check_backlog(path.parent)
         return path.exists() or self._runner.stopped or _size(arriving) != before
 
     def stop(self) -> None:

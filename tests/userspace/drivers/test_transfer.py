@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,12 +17,13 @@ from unittest import mock
 import pytest
 from testtools import TestCase
 
-from drivers.base import Image, Place, Range
+from drivers.base import Image, Place, Range, Taken
 from drivers.digests import draw
-from drivers.errors import DriverError
+from drivers.errors import DriverError, NoSpace
 from drivers.transfer.contract import Terms
 from drivers.transfer.uftp import UftpTransfer
 from lab.network import Network
+from tests.patience import wait_until
 from tests.programs import require, require_root
 from tests.unit.virtman.scene import folder_for
 from tests.userspace.drivers.transferhosts import DONE, FAILED, FileSource, Host, Job
@@ -269,3 +270,65 @@ class UftpTest(TransferCase, TestCase):
         with contextlib.suppress(DriverError):
             transfer.expect()
         self.assertEqual([], list((self.root / "transfer").iterdir()))
+
+
+class SlowSource:
+    """Takes nothing until ``ended`` says so."""
+
+    def __init__(self, ended: Callable[[], bool]) -> None:
+        self._ended = ended
+
+    def lacking(self, image: Image) -> Sequence[Range]:
+        return [Range(0, image.size)]
+
+    def put(self, image: Image, ranges: Sequence[Range], file: int) -> Taken:
+        wait_until(self._ended, "what comes has ended")
+        return Taken()
+
+    def get(self, image: Image, ranges: Sequence[Range], file: int) -> None:
+        raise AssertionError("there is no room for it")
+
+
+class UftpDiskTest(TestCase):
+    """What uftpd may take of the disk."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        require(self, "uftp_keymgt")
+        self.root = folder_for(self)
+
+    def transfer(self, source: SlowSource, reserve: int = 0) -> UftpTransfer:
+        place = Place(self.root, self.root, address="127.0.0.1", reserve=reserve)
+        transfer = UftpTransfer(place, source, Image("image", SIZE, draw()))
+        self.addCleanup(transfer.stop)
+        return transfer
+
+    def test_the_reserve_of_the_disk_is_left(self) -> None:
+        require(self, "uftpd")
+        for role in ("send", "receive"):
+            transfer = self.transfer(SlowSource(lambda: True), reserve=1 << 60)
+            contact = transfer.offer() if role == "send" else transfer.expect()
+            terms = Terms(os.getpid(), [Range(0, SIZE)], contact, [contact])
+            self.assertIn("no room", str(self.assertRaises(NoSpace, getattr(transfer, role), terms)))
+            self.assertEqual([], list((self.root / "transfer").iterdir()))
+
+    def test_who_is_too_slow_ends_also_while_the_source_takes_a_file(self) -> None:
+        program, pid = self.root / "uftpd", self.root / "pid"
+        program.write_text(COMES_AT_ONCE.format(pid=pid))
+        program.chmod(0o755)
+        transfer = self.transfer(SlowSource(lambda: not Path("/proc", pid.read_text().strip()).exists()))
+        terms = Terms(os.getpid(), [Range(0, SIZE)], transfer.expect(), [])
+        with (
+            mock.patch("drivers.transfer.uftp.FILE", 64 << 10),
+            mock.patch.dict(os.environ, PATH=f"{self.root}:{os.environ['PATH']}"),
+        ):
+            error = self.assertRaises(DriverError, transfer.receive, terms)
+        self.assertEqual("this host is too slow for what comes", str(error))
+
+
+COMES_AT_ONCE = """#!/bin/sh
+echo $$ > {pid}
+while [ "$1" != -D ]; do shift; done
+for number in 0 1 2 3 4 5 6 7 8 9; do echo > "$2/$number"; done
+exec tail -f /dev/null
+"""
