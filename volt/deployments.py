@@ -191,8 +191,9 @@ class Deployments:
         """End all that hosts do in deployments. Returns the deployments."""
         here = (TransferRow.host.in_(hosts), TransferRow.ended.is_(None))
         touched = session.scalars(select(TransferRow.deployment_id).where(*here).distinct()).all()
-        values = {"state": state, "error": error, "ended": self._now()}
-        session.execute(update(TransferRow).where(*here).values(values))
+        if touched:
+            values = {"state": state, "error": error, "ended": self._now()}
+            session.execute(update(TransferRow).where(*here).values(values))
         return [*touched, *legs.sent_by(session, hosts)]
 
     def unsettled(self) -> list[int]:

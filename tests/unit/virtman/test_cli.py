@@ -40,7 +40,7 @@ from virtman.cli import main
 from virtman.cli.migrate import interrupted
 from virtman.cli.output import Failure
 from virtman.client import AgentClient
-from virtman.errors import CoordinatorDown
+from virtman.errors import CoordinatorDown, VoltRefused
 from virtman.stream import Header, Section, write
 from volt.client import Deployment, DeploymentHost, DeploymentLeg, Host, HostState, TransferState
 
@@ -514,6 +514,10 @@ class ImageCommandsTest(AgentCliTest):
         self.run_virtman("deployments", "7", "--cancel")
         cancel.assert_called_once_with(7)
         self.run_virtman("deployments", "--cancel", code=2)
+        gone = mock.Mock(side_effect=chain([VoltRefused("there is no deployment 7")], repeat(made)))
+        self.patch(self.agent.stacks.volt, "deployment", gone)
+        said = self.run_virtman("deploy", "debian", "--all", code=1).output
+        self.assertEqual((True, False), ("no deployment 7" in said, "goes on" in said))
 
     def test_hosts(self) -> None:
         seen = datetime(2026, 1, 1, tzinfo=UTC)
