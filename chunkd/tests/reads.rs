@@ -377,8 +377,7 @@ async fn a_slow_parent_is_asked_less_than_a_fast_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_parent_in_another_place_is_asked_only_when_nobody_in_this_place_answers() {
     let content = Content::new(2 * MIB);
-    let near = Host::new("near").await;
-    near.publish(&content).await;
+    let [near] = &chain(&content, &[]).await[..] else { panic!("an origin") };
     near.admit(&["one"]);
     let up = NonZeroU64::new(1 << 20); // so that answers come late
     near.registry.limits.set(&LimitsSpec { up, ..LimitsSpec::default() });
@@ -386,7 +385,7 @@ async fn a_parent_in_another_place_is_asked_only_when_nobody_in_this_place_answe
     let host = Host::new("one").await;
     let away = ParentSpec { far: true, ..far.as_parent_of("one") };
     host.attach(&content, &[near.as_parent_of("one"), away]).await;
-    in_time(60, uses(&host, &[("near", Use::Active), ("bad", Use::Standby)])).await;
+    in_time(60, uses(&host, &[("origin", Use::Active), ("bad", Use::Standby)])).await;
     in_time(60, host.read(0, 512)).await;
     let before = far.asked.load(Ordering::SeqCst); // for the manifest, if it was connected first
     for offset in (0..MIB).step_by(64 << 10) {
