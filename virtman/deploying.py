@@ -42,6 +42,8 @@ IN_VAIN = (BadRequest, ContentChanged, ImageWithdrawn, NoRoom, NoSpace, NotSuppo
 
 IDLE = "lazy"
 """The method by which an image is read behind all else; by the others, as fast as VMs that read meanwhile allow."""
+BY_TREE_MEANWHILE = "auto"
+"""The method that needs what the tree brings meanwhile; the others bring what the tree does not need to."""
 
 
 class DeploymentKeeper:
@@ -176,6 +178,8 @@ class DeploymentKeeper:
             return Job("pin", partial(hydrating.pin, self._stacks, name), on_demand=True)
         tasks = [task for task in self._tasks.values() if task.image == name and not task.cancelled]
         has_turn = not tasks or any(self._has_turn(task) for task in tasks)
+        if not has_turn and hydrating.goes_on(self._stacks, record):
+            return Job("read no more", partial(hydrating.pause, self._stacks, name))
         if has_turn and hydrating.lacks(self._stacks, record):
             urgent = any(task.go and task.method != IDLE for task in tasks)
             limits = [task.limit for task in tasks if task.go]
@@ -186,7 +190,7 @@ class DeploymentKeeper:
     def _has_turn(self, task: TransferTask) -> bool:
         """Whether what is missing is to be read now: not while it comes another way."""
         part = self.transfers.part(task.deployment)
-        return task.go and (part is None or part.over)
+        return task.go and (part is None or part.over or part.method == BY_TREE_MEANWHILE)
 
     def _is_kept(self, record: ImageRecord, task: TransferTask) -> bool:
         """Whether all of the image is to be here for as long as the deployment wants."""

@@ -77,6 +77,11 @@ def lacks(stacks: Stacks, record: ImageRecord) -> bool:
     return is_wanted(stacks, record) and not filled.whole and not filled.goes_on
 
 
+def goes_on(stacks: Stacks, record: ImageRecord) -> bool:
+    """Whether what is missing is on its way from parents."""
+    return is_wanted(stacks, record) and stacks.source.filled(record.name).goes_on
+
+
 def may_go(stacks: Stacks, record: ImageRecord) -> bool:
     """Whether what is kept of an image is not pinned for long any more."""
     return stacks.source.filled(record.name).pinned - time.time() <= PIN / 2
@@ -94,6 +99,13 @@ def fill(stacks: Stacks, name: str, *, idle: bool = True, rate: int | None = Non
     with stacks.holding(name) as record:
         if record is not None and lacks(stacks, record):
             stacks.source.fill(record.image, [Range(0, record.image.size)], idle=idle, rate=rate)
+
+
+def pause(stacks: Stacks, name: str) -> None:
+    """Read no more of what is missing, until ``fill`` says so again: it comes another way. Raises DriverError."""
+    with stacks.holding(name) as record:
+        if record is not None and goes_on(stacks, record):
+            stacks.source.fill(record.image, [])
 
 
 def wait(stacks: Stacks, name: str, trouble: Callable[[], str], tell: Progress) -> None:

@@ -125,8 +125,7 @@ class Part:
     @property
     def findings(self) -> dict[str, float | None]:
         """What a try of the network has shown so far."""
-        probe = self._transfer
-        return {"rate": probe.rate, "loss": probe.loss} if isinstance(probe, Probe) else {}
+        return self._transfer.findings if isinstance(self._transfer, Probe) else {}
 
     @property
     def state(self) -> TransferState:

@@ -28,9 +28,23 @@ from volt.deploymodels import (
 )
 from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageWithdrawn
 from volt.models import HostState
-from volt.planning import AUTO, BY_TREE, METHODS, OLDEST, RATE, Facts, Method, chain_is_faster, corrections, predict
+from volt.planning import (
+    AUTO,
+    BY_TREE,
+    HOP,
+    METHODS,
+    OLDEST,
+    RATE,
+    SLOWEST,
+    Facts,
+    Method,
+    chain_is_faster,
+    corrections,
+    predict,
+)
 from volt.spans import united
 from volt.store import DeploymentRow, HostRow, ImageRow, LegRow, Store, TransferRow, changing_tree
+from volt.tree import depth
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +56,6 @@ MOST_LISTED = 1000
 TOO_OLD = "its agent is of an earlier release, which knows no deployments"
 PROVEN = "blake3-"
 """How the digests begin that prove each part of an image."""
-LATELY = 20
-"""Deployments in which hosts may have shown what their links can carry."""
 BEATS_PER_SECOND = 50
 """Of all hosts that are under way, at most."""
 
@@ -219,7 +231,7 @@ class Deployments:
                 before = (row.method, row.ended)
                 legs.advance(session, row, self._now(), patience)
                 if row.method == AUTO:
-                    self._choose(session, image, row)
+                    self._choose(session, image, row, patience)
                 elif row.begun is None:
                     self._begin(session, image, row, patience)
                 self._settle(session, image, row)
@@ -233,17 +245,21 @@ class Deployments:
         if settled or self._now() - row.created >= max(legs.SHORTEST_WAIT, patience):
             row.begun = self._now()
 
-    def _choose(self, session: Session, image: ImageRow, row: DeploymentRow) -> None:
+    def _choose(self, session: Session, image: ImageRow, row: DeploymentRow, patience: float) -> None:
         """Choose the method of a deployment whose hosts have tried the network in a leg."""
         here = (TransferRow.deployment_id == row.id, TransferRow.state.in_(UNDER_WAY))
         tried = session.scalars(select(TransferRow).where(*here).order_by(TransferRow.number)).all()
-        if not tried or legs.waits(session, row):
+        if not tried:
+            row.method = "tree"  # has brought all of it within the try
+        if row.method != AUTO or legs.waits(session, row, self._now(), patience):
             return
         hosts = session.scalars(select(HostRow).where(HostRow.name.in_([each.host for each in tried]))).all()
-        facts = _facts(session, row, image, tried, hosts)
-        predicted = predict(facts, corrections(_history(session)))
+        facts = _facts(session, row, image, tried, hosts, self._now())
+        modelled, factors = predict(facts), corrections(_history(session))
+        predicted = {name: seconds * factors.get(name, 1.0) for name, seconds in modelled.items()}
         row.method, row.begun = min(predicted, key=predicted.__getitem__), self._now()
-        row.predicted, row.why, row.pace = json.dumps(predicted), str(facts), int(facts.pace)
+        row.predicted, row.modelled = json.dumps(predicted), modelled[row.method]
+        row.why, row.pace = str(facts), int(facts.pace)
         log.info("deployment %d goes by %s: %s", row.id, row.method, row.why)
         legs.forget(session, row)
         if METHODS[row.method].together:
@@ -368,29 +384,35 @@ def _check_method(method: Method, image: ImageRow, hosts: Collection[HostRow]) -
 
 
 def _facts(
-    session: Session, row: DeploymentRow, image: ImageRow, tried: Sequence[TransferRow], hosts: Sequence[HostRow]
-) -> Facts:
-    rates = [each.rate for each in tried if each.rate is not None]
-    losses = [each.loss for each in tried if each.loss is not None]
+    session: Session, row: DeploymentRow, image: ImageRow, tried: Sequence[TransferRow], hosts: Sequence[HostRow],
+    now: float,
+) -> Facts:  # fmt: skip
+    rates, delays, links, losses = (
+        [value for each in tried if (value := getattr(each, found)) is not None]
+        for found in ("rate", "delay", "link", "loss")
+    )
     missing = sum(end - begin for begin, end in united(json.loads(each.lacks) for each in tried if each.contact))
-    fastest = select(func.max(TransferRow.rate)).where(TransferRow.deployment_id > row.id - LATELY)
+    rate = max(median(rates), SLOWEST) if rates else RATE
+    began = legs.began(session, row) or now
     usable = [name for name in METHODS if 2 * sum(legs.can(host, name) for host in hosts) > len(hosts)]
     return Facts(
-        size=missing or image.size, hosts=len(tried), fanout=image.fanout, rate=median(rates) if rates else RATE,
-        link=session.scalar(fastest) or RATE,
+        size=missing or image.size, hosts=len(tried), fanout=image.fanout, rate=rate,
+        hop=max(delays) / max(1, depth(len(delays), image.shape or image.fanout)) if delays else HOP,
+        link=max(median(links), rate) if links else rate,
         loss=median(losses) if losses else 0.0, reached=len(losses) / len(tried), limit=row.bytes_limit,
         encrypt=_is_encrypted(row), able=frozenset(usable) if image.digest.startswith(PROVEN) else frozenset(),
+        taken=now - row.created, tried=now - began,
     )  # fmt: skip
 
 
 def _history(session: Session) -> list[tuple[str, float, float]]:
-    """Of the last deployments of which all hosts have all: the method, the predicted and the real seconds."""
+    """Of the last deployments of which all hosts have all: the method, the seconds of the model, and the real ones."""
     others = exists().where(TransferRow.deployment_id == DeploymentRow.id, TransferRow.state != TransferState.WHOLE)
-    query = select(DeploymentRow).where(DeploymentRow.ended.is_not(None), DeploymentRow.predicted != "{}", ~others)
-    return [
-        (row.method, json.loads(row.predicted).get(row.method, 0.0), (row.ended or 0.0) - (row.begun or 0.0))
-        for row in session.scalars(query.order_by(DeploymentRow.id.desc()).limit(OLDEST))
-    ]
+    row = DeploymentRow
+    query = select(row.method, row.modelled, row.ended - row.created)
+    query = query.where(row.ended.is_not(None), row.modelled.is_not(None), ~others)
+    found = session.execute(query.order_by(row.id.desc()).limit(OLDEST))
+    return [(method, modelled or 0.0, real or 0.0) for method, modelled, real in found]
 
 
 def _transfers_of(session: Session, host: str) -> Sequence[tuple[TransferRow, DeploymentRow, str]]:

@@ -47,8 +47,9 @@ class TransferReport(Request):
     more. ``sends``: all of this is about what the host sends to others, and not about what it gets. ``method``: that of
     the task which the host heard last.
 
-    ``rate``: bytes a second that it got from the tree for a try. ``loss``: the part of the sender's multicast packets
-    that did not come; null if none came.
+    What a try of the network has shown: ``rate``, bytes a second from the tree, and ``delay``, seconds until the first
+    came. ``loss``: the part of the sender's multicast packets that did not come, and ``link``, bytes a second that
+    could; null if none came.
     """
 
     deployment: Count
@@ -59,6 +60,8 @@ class TransferReport(Request):
     lacks: list[Span] = Field(default_factory=list, max_length=MOST_RANGES)
     sent: Count = 0
     rate: float | None = Field(default=None, ge=0)
+    delay: float | None = Field(default=None, ge=0)
+    link: float | None = Field(default=None, ge=0)
     loss: float | None = Field(default=None, ge=0, le=1)
     state: TransferState = Field(strict=False)
     done: Count = 0

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from volt.deploymodels import (
@@ -23,7 +23,7 @@ from volt.deploymodels import (
     TransferTerms,
 )
 from volt.models import HostState
-from volt.planning import AUTO, METHODS
+from volt.planning import AUTO, METHODS, TRIES
 from volt.spans import united
 from volt.store import DeploymentRow, HostRow, LegRow, TransferRow, node_table
 
@@ -87,13 +87,18 @@ def note_receiver(transfer: TransferRow, leg: LegRow, report: TransferReport) ->
     """A host of a leg says how ready it is. Returns whether that is news."""
     if leg.started is not None:
         if transfer.attempt == report.attempt:
+            _note_findings(transfer, report)
             return False
         transfer.leg_id = None  # its agent started again: what it had agreed on is lost
         return True
     news = (transfer.attempt, transfer.contact, transfer.state) != (report.attempt, report.contact, report.state)
     transfer.attempt, transfer.contact, transfer.lacks = report.attempt, report.contact, json.dumps(report.lacks)
-    transfer.rate, transfer.loss = report.rate, report.loss
     return news
+
+
+def _note_findings(transfer: TransferRow, report: TransferReport) -> None:
+    transfer.rate, transfer.delay = report.rate, report.delay
+    transfer.link, transfer.loss = report.link, report.loss
 
 
 def note_sender(session: Session, leg: LegRow, report: TransferReport, now: float) -> bool:
@@ -120,12 +125,12 @@ def _give_up(session: Session, leg: LegRow, now: float, why: str) -> None:
 
 
 def is_late(leg: LegRow, deployment: DeploymentRow, now: float) -> bool:
-    """Whether a leg may have waited long enough, so that ``advance`` should look."""
+    """Whether a leg may have waited long enough, or tried, so that ``advance`` or ``waits`` should look."""
     if leg.started is not None:
-        return False
+        return deployment.method == AUTO and now - leg.started >= TRIES
     if leg.offered is None:
         return now - _since(deployment) >= OFFERED_WITHIN
-    return now - leg.offered >= min(METHODS[deployment.method].listens or SHORTEST_WAIT, SHORTEST_WAIT)
+    return now - leg.offered >= SHORTEST_WAIT
 
 
 def goes_on(leg: LegRow, deployment: DeploymentRow) -> bool:
@@ -171,18 +176,33 @@ def advance(session: Session, deployment: DeploymentRow, now: float, patience: f
             if now - _may_offer_since(session, deployment, leg) >= max(OFFERED_WITHIN, patience):
                 _give_up(session, leg, now, f"the sender {leg.source} does not get ready")
         elif leg.started is None:
-            waited = now - leg.offered
             waiting = any(each.state is TransferState.WAITING for each in receivers)
-            if waited >= (max(SHORTEST_WAIT, patience) if waiting else METHODS[deployment.method].listens):
+            if not waiting or now - leg.offered >= max(SHORTEST_WAIT, patience):
                 _begin(leg, receivers, now)
     session.flush()
 
 
-def waits(session: Session, deployment: DeploymentRow) -> bool:
-    """Whether no leg of a deployment has begun, and one may."""
-    begun = select(LegRow.id).where(LegRow.deployment_id == deployment.id, LegRow.started.is_not(None))
-    open_ = select(LegRow.id).where(LegRow.deployment_id == deployment.id, LegRow.ended.is_(None))
-    return session.scalar(begun.limit(1)) is None and session.scalar(open_.limit(1)) is not None
+def waits(session: Session, deployment: DeploymentRow, now: float, patience: float) -> bool:
+    """Whether no leg of a deployment has tried the network for long enough, and one may."""
+    begun = began(session, deployment)
+    if begun is None:
+        open_ = select(LegRow.id).where(LegRow.deployment_id == deployment.id, LegRow.ended.is_(None))
+        return session.scalar(open_.limit(1)) is not None
+    silent = (
+        select(TransferRow.host)
+        .join(LegRow, LegRow.id == TransferRow.leg_id)
+        .where(
+            LegRow.deployment_id == deployment.id, LegRow.started.is_not(None), TransferRow.state == TransferState.READY
+        )
+    )
+    all_tell = session.scalar(silent.limit(1)) is None
+    return now - begun < (TRIES if all_tell else max(SHORTEST_WAIT, patience))
+
+
+def began(session: Session, deployment: DeploymentRow) -> float | None:
+    """When the first leg of a deployment has begun."""
+    query = select(func.min(LegRow.started)).where(LegRow.deployment_id == deployment.id)
+    return session.scalar(query)
 
 
 def forget(session: Session, deployment: DeploymentRow) -> None:

@@ -6,7 +6,7 @@ in a cluster, the deployments that have ended there correct.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,6 +14,8 @@ from volt.tree import depth
 
 AUTO = "auto"
 """The method of a deployment whose hosts try the network, until it is known how the image is to travel."""
+TRIES = 2.0
+"""Seconds for that."""
 
 
 @dataclass(frozen=True)
@@ -21,20 +23,19 @@ class Method:
     """A way for whole images. ``together``: its hosts begin together, and each needs a driver (drivers/transfer).
 
     ``seeds``: who receives sends as well, and goes on with that until all hosts have all of it. ``encrypts``: nobody
-    else can read it, if that is asked for. ``listens``: seconds in which receivers hear a sender before all begin.
+    else can read it, if that is asked for.
     """
 
     name: str
     together: bool = False
     seeds: bool = False
     encrypts: bool = True
-    listens: float = 0.0
 
 
 METHODS = {
     method.name: method
     for method in (
-        Method(AUTO, together=True, listens=2.0),
+        Method(AUTO, together=True),
         Method("lazy"),
         Method("tree"),
         Method("unicast"),
@@ -49,13 +50,16 @@ BY_TREE, MULTICAST = ("lazy", "tree"), ("udpcast", "uftp")
 RATE = 110e6
 """Bytes a second of a network card of 1 Gbit/s, less what its protocols take."""
 
+SLOWEST = 1.0
+"""Bytes a second of what has brought nothing yet."""
+
 LONGEST_CHAIN = 64
 """Hosts. A read of a VM may pass all of them; and no parser reads the JSON of a tree of a hundred levels."""
 
 LINK_PART = 0.95
 """Of a link's rate, for packets that wait for no answer: the rest is for their headers and repairs."""
 
-HOP = 0.01
+HOP = 0.1
 """Seconds by which each hop of a tree is behind the one above."""
 
 LAZIER = 1.2
@@ -84,24 +88,28 @@ def chain_is_faster(size: int, hosts: int, fanout: int) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a deployment before it travels.
+    """What is known of a deployment whose hosts have tried the network.
 
-    ``size``: bytes that some host lacks. ``hosts`` that receive. ``rate``: bytes a second that a host got from the tree
-    while all tried, in the middle; ``link``: the most that any host got, lately. ``loss``: the part of multicast
-    packets that did not come, in the middle; ``reached``: the part of the hosts that any reached. ``able``: the methods
-    that most hosts have all for.
+    ``size``: bytes that some host lacked. ``hosts`` that receive. ``rate``: bytes a second that the tree brings;
+    ``hop``: seconds that each hop of it adds. ``link``: bytes a second that a link can carry. ``loss``: the part of
+    multicast packets that did not come, in the middle; ``reached``: the part of the hosts that any reached. ``able``:
+    the methods that most hosts have all for. ``taken``: seconds since the deployment was asked for; ``tried``: since
+    the tree has begun.
     """
 
     size: int
     hosts: int
     fanout: int
     rate: float
+    hop: float
     link: float
     loss: float
     reached: float
     limit: int | None
     encrypt: bool
     able: frozenset[str]
+    taken: float
+    tried: float
 
     def __str__(self) -> str:
         """For people."""
@@ -112,6 +120,7 @@ class Facts:
             for part in (
                 f"{self.size / 1e6:.0f} MB to {self.hosts} hosts",
                 f"{self.rate / 1e6:.1f} MB/s by the tree",
+                f"links of {self.link / 1e6:.1f} MB/s",
                 heard or "multicast reaches none of them",
                 "encrypted" if self.encrypt else "not encrypted",
                 limit,
@@ -125,15 +134,24 @@ class Facts:
         return min(LINK_PART * self.link, self.limit or self.link)
 
     @property
+    def delay(self) -> float:
+        """Seconds until the tree brings anything to the last host."""
+        fanout = 1 if self.is_chain else self.fanout
+        return depth(self.hosts, fanout) * self.hop
+
+    @property
+    def left(self) -> float:
+        """Bytes that the last host lacks now."""
+        return max(0.0, self.size - self.rate * max(0.0, self.tried - self.delay))
+
+    @property
     def is_chain(self) -> bool:
         return chain_is_faster(self.size, self.hosts, self.fanout)
 
 
-def predict(facts: Facts, factors: Mapping[str, float]) -> dict[str, float]:
-    """The seconds that each method that can be used is expected to take. ``factors``: see ``corrections``."""
-    return {
-        name: round(_seconds(name, facts) * factors.get(name, 1.0), 3) for name in METHODS if _is_possible(name, facts)
-    }
+def predict(facts: Facts) -> dict[str, float]:
+    """The seconds that a deployment is expected to take by each method that can be used, the try included."""
+    return {name: _seconds(name, facts) for name in METHODS if _is_possible(name, facts)}
 
 
 def _is_possible(name: str, facts: Facts) -> bool:
@@ -146,17 +164,15 @@ def _is_possible(name: str, facts: Facts) -> bool:
 
 
 def _seconds(name: str, facts: Facts) -> float:
-    fanout = 1 if facts.is_chain else facts.fanout
     rate = min(facts.rate, facts.limit or facts.rate)
-    if name == "tree":
-        return tree_seconds(facts.size, facts.hosts, 1, rate)  # the rate is that of the tree as it is
-    if name == "lazy":
-        return LAZIER * facts.fanout / fanout * tree_seconds(facts.size, facts.hosts, 1, rate)
+    if name in BY_TREE:
+        slower = 1.0 if name == "tree" else LAZIER * (facts.fanout if facts.is_chain else 1)
+        return facts.taken - facts.tried + facts.delay + slower * facts.size / rate
     if name == "unicast":
-        return facts.hosts * (facts.size / rate + TURN)
+        return facts.taken + facts.hosts * (facts.left / rate + TURN)
     start, slower = TOGETHER[name]
     repairs = 1 + REPAIRS * facts.loss if name in MULTICAST else 1.0
-    return start + slower * repairs * facts.size / facts.pace
+    return facts.taken + start + slower * repairs * facts.left / facts.pace
 
 
 TOGETHER = {"bittorrent": (4.0, 1.3), "udpcast": (2.5, 1.1), "uftp": (3.5, 1.3)}
@@ -166,7 +182,10 @@ REPAIRS = 4.0
 
 
 def corrections(ended: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """By method, how much longer it takes than predicted: of what has ended, its method, predicted and real seconds."""
+    """By method, how much longer it takes than ``predict`` says: of what has ended, its method, these and real seconds.
+
+    What is compared is not corrected yet: else each correction would count as an error of the next one.
+    """
     ratios: dict[str, list[float]] = {}
     for method, predicted, seconds in ended:
         if predicted > 0:

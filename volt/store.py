@@ -98,8 +98,9 @@ class BootSetRow(Base):
 class DeploymentRow(Base):
     """A deployment (volt/deployments.py). Times in seconds since the epoch. ``source``: who sends, if one host does.
 
-    ``predicted``: JSON of the seconds that each method was expected to take since the chosen one has ``begun``, and
-    ``why``, for people. ``pace``: bytes a second at which a sender multicasts, if hosts have tried the network.
+    ``begun``: since when hosts may read. ``predicted``: JSON of the seconds that each method was expected to take, and
+    ``why``, for people. ``modelled``: those of the chosen one, before other deployments corrected that. ``pace``: bytes
+    a second at which a sender multicasts, if hosts have tried the network.
     """
 
     __tablename__ = "deployments"
@@ -121,6 +122,7 @@ class DeploymentRow(Base):
     begun: Mapped[float | None] = mapped_column(sa.Float(53))
     pace: Mapped[int | None] = mapped_column(sa.BigInteger)
     predicted: Mapped[str] = mapped_column(sa.Text, default="{}")
+    modelled: Mapped[float | None] = mapped_column(sa.Float(53))
     why: Mapped[str] = mapped_column(sa.Text, default="")
 
 
@@ -153,7 +155,7 @@ class TransferRow(Base):
     """A host of a deployment. ``number``: its turn. ``ended``: when it said so; until then it is told what to do.
 
     ``leg_id``: that in which it gets the image, if not from the tree. ``lacks``: JSON of what it lacked then. ``rate``,
-    ``loss``: see ``TransferReport``.
+    ``delay``, ``link``, ``loss``: see ``TransferReport``.
     """
 
     __tablename__ = "transfers"
@@ -171,6 +173,8 @@ class TransferRow(Base):
     contact: Mapped[str] = mapped_column(sa.String(500), default="")
     lacks: Mapped[str] = mapped_column(sa.Text, default="[]")
     rate: Mapped[float | None] = mapped_column(sa.Float(53))
+    delay: Mapped[float | None] = mapped_column(sa.Float(53))
+    link: Mapped[float | None] = mapped_column(sa.Float(53))
     loss: Mapped[float | None] = mapped_column(sa.Float(53))
     ended: Mapped[float | None] = mapped_column(sa.Float(53))
 

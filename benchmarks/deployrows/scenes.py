@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from lab.cluster import Cluster, network_names
 from lab.network import Network
 from lab.process import attempts
 from virtman.client import AgentClient
-from virtman.errors import UnknownImage
+from virtman.errors import CoordinatorDown, UnknownImage
 from volt.client import Deployment
 
 IMAGE = "img"
@@ -82,15 +83,22 @@ class Scene:
     def origin(self) -> AgentClient:
         return self.cluster.agents[0]
 
-    def deploy(self, method: str, **more: object) -> Figures:
-        """Deploy the image to all hosts, which have nothing of it. Raises Failed."""
+    def deploy(self, method: str, within: float = math.inf, **more: object) -> Figures:
+        """Deploy the image to all hosts, which have nothing of it. Raises Failed; TookTooLong after so many seconds."""
         if method in MULTICAST:  # what an administrator would say
             more = {"limit": self.net.rate * 95 // 800, **more}
         size, hosts = self.image.stat().st_size, len(self.cluster.names) - 1
         before, begun = self.network.sent_bytes("origin"), time.monotonic()
         made = self.origin.deploy({"image": IMAGE, "everywhere": True, "method": method, "encrypt": False, **more})
-        ended = self.origin.follow_deployment(made.id)
+
+        def end_late(_now: Deployment) -> None:
+            if time.monotonic() - begun > within:
+                self.origin.cancel_deployment(made.id)
+
+        ended = self.origin.follow_deployment(made.id, look=end_late)
         seconds = time.monotonic() - begun
+        if ended.cancelled:
+            raise TookTooLong(f"{method} takes more than {within:.0f} s")
         if failed := [f"{host.host}: {host.error or host.state}" for host in ended.hosts if host.state != "whole"]:
             raise Failed(f"{method}, {hosts} hosts: {'; '.join(failed)}")
         floor = size * 8 / self.net.rate
@@ -107,7 +115,8 @@ class Scene:
                 host.end_hydration(IMAGE)
         for _ in attempts(GONE_LIMIT):
             for host in reversed(hosts):  # a host goes after its children
-                host.gc()
+                with suppress(CoordinatorDown):  # where packets are lost
+                    host.gc()
             if not any(host.status().images for host in hosts):
                 return
         raise TookTooLong(f"hosts have not let go of the image after {GONE_LIMIT:.0f} s")
@@ -115,7 +124,7 @@ class Scene:
     def all_methods(self, methods: Sequence[str], **more: object) -> Iterator[Figures]:
         """One deployment by each method, to hosts that have nothing."""
         for method in methods:
-            found = self.deploy(method, **more)
+            found = self.deploy(method, math.inf, **more)
             say(", ".join(found.cells()))
             yield found
             self.let_go()

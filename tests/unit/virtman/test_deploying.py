@@ -256,6 +256,17 @@ class TogetherTest(DeployingCase):
             lambda: [each.stopped for each in TransferDouble.made] == [True] * 3 + [False], "it gets ready again"
         )
 
+    def test_a_try_reads_from_the_tree_and_that_goes_on_or_ends_as_the_method_wants(self) -> None:
+        self.upkeep.deployments.transfers._drivers = {"udpcast": TransferDouble, "auto": TransferDouble}
+        self.wait_state(TransferState.READY, self.task(method="auto", go=False))
+        self.assertNotIn("debian", self.host.filling)
+        for method in ("auto", "tree"):
+            self.told(self.task(method=method))
+            self.assertEqual(WHOLE, self.host.filling["debian"])
+        self.assertEqual(1, self.host.calls.count("source.fill"))
+        self.told(self.udpcast())
+        self.assertEqual([], self.host.filling["debian"])
+
     def test_what_fails_is_told_and_the_rest_is_read(self) -> None:
         report = self.ready()
         self.told(self.begun(report))

@@ -534,10 +534,12 @@ class AutoTest(LegsCase):
     def try_all(self, number: int = 1, rate: float = 1e6, loss: float | None = 0.0) -> None:
         """The hosts of a deployment have tried the network."""
         self.found(number, "origin", sends=True)
+        for host in ("h1", "h2"):
+            self.found(number, host, lacks=[[0, 1 << 30]])
         for host, faster in (("h1", 10), ("h2", 1)):
-            self.found(number, host, rate=faster * rate, loss=loss, lacks=[[0, 1 << 30]])
+            self.found(number, host, state=FILLING, rate=faster * rate, delay=0.1, loss=loss, link=10e6)
         self.pass_time(2)
-        self.found(number, "h2", rate=rate, loss=loss, lacks=[[0, 1 << 30]])
+        self.found(number, "h2", state=FILLING, rate=rate, delay=0.1, loss=loss, link=10e6)
 
     def found(self, number: int, host: str, **more: object) -> None:
         fields = {"deployment": number, "method": "auto", "state": READY, "attempt": "1", "contact": "c", **more}
@@ -556,7 +558,7 @@ class AutoTest(LegsCase):
         self.assertEqual("udpcast", made.method)
         self.assertEqual({"tree", "lazy", "unicast", "bittorrent", "udpcast", "uftp"}, set(made.predicted))
         self.assertEqual("udpcast", min(made.predicted, key=made.predicted.__getitem__))
-        self.assertIn("1074 MB to 2 hosts, 5.5 MB/s by the tree, multicast reaches 100% of them", made.why)
+        self.assertIn("1074 MB to 2 hosts, 5.5 MB/s by the tree, links of 10.0 MB/s, multicast reaches 100%", made.why)
         self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
         self.assertEqual([9_500_000] * 3, [self.hear(host)[0].limit for host in ("origin", "h1", "h2")])
 
@@ -600,12 +602,42 @@ class AutoTest(LegsCase):
         made = self.volt.deployments.one(1)
         self.assertEqual((True, set()), ("none of them" in made.why, {"udpcast", "uftp"} & set(made.predicted)))
 
-    def test_receivers_have_time_to_hear_the_sender(self) -> None:
+    def method_after(self, *trying: str, seconds: int) -> str:
+        """What becomes of auto when so long ago all were ready, and these hosts have told what they found."""
         self.auto(encrypt=False)
         self.found(1, "origin", sends=True)
         for host in ("h1", "h2"):
-            self.found(1, host, rate=1e6)
-        self.assertEqual("auto", self.volt.deployments.one(1).method)
+            self.found(1, host)
+        self.pass_time(seconds)
+        for host in trying:
+            self.found(1, host, state=FILLING, rate=1e6)
+        return self.volt.deployments.one(1).method
+
+    def test_a_try_has_its_time(self) -> None:
+        self.assertEqual("auto", self.method_after("h1", "h2", seconds=1))
+
+    def test_a_try_lasts_until_all_hosts_have_told_what_they_found(self) -> None:
+        self.assertEqual("auto", self.method_after("h1", seconds=9))
+
+    def test_no_host_holds_a_try_up_for_long(self) -> None:
+        self.assertNotEqual("auto", self.method_after("h1", seconds=10))
+
+    def test_hosts_read_from_the_tree_while_they_try(self) -> None:
+        self.auto(encrypt=False)
+        self.found(1, "origin", sends=True)
+        for host in ("h1", "h2"):
+            self.found(1, host)
+        self.assertEqual([("auto", True)] * 2, [self.told(host)[0] for host in ("h1", "h2")])
+
+    def test_who_has_all_of_it_within_the_try_has_it_by_the_tree(self) -> None:
+        self.auto(encrypt=False)
+        self.found(1, "origin", sends=True)
+        for host in ("h1", "h2"):
+            self.found(1, host)
+        for host in ("h1", "h2"):
+            self.found(1, host, state=WHOLE)
+        made = self.volt.deployments.one(1)
+        self.assertEqual(("tree", True), (made.method, made.ended))
 
     def test_what_has_ended_corrects_the_next_prediction(self) -> None:
         for number in (1, 2):

@@ -30,6 +30,7 @@ def upgrade() -> None:
         sa.Column("begun", sa.Float(53)),
         sa.Column("pace", sa.BigInteger),
         sa.Column("predicted", sa.Text, nullable=False),
+        sa.Column("modelled", sa.Float(53)),
         sa.Column("why", sa.Text, nullable=False),
     )
     op.add_column("nodes", sa.Column("sent_bytes", sa.BigInteger, nullable=False, server_default="0"))
@@ -64,6 +65,8 @@ def upgrade() -> None:
         sa.Column("contact", sa.String(500), nullable=False),
         sa.Column("lacks", sa.Text, nullable=False),
         sa.Column("rate", sa.Float(53)),
+        sa.Column("delay", sa.Float(53)),
+        sa.Column("link", sa.Float(53)),
         sa.Column("loss", sa.Float(53)),
         sa.Column("ended", sa.Float(53)),
         sa.Index("ix_transfers_ended_host", "ended", "host"),
