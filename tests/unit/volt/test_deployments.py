@@ -640,17 +640,20 @@ class AutoTest(LegsCase):
         self.assertEqual(("tree", True), (made.method, made.ended))
 
     def test_what_has_ended_corrects_the_next_prediction(self) -> None:
-        for number in (1, 2):
+        for number in (1, 2, 3):
             self.auto()
-            self.try_all(number, rate=110e6)
-            for _ in range(80):
+            self.try_all(number, rate=20e6)
+            for _ in range(18):
                 self.pass_time(1)
                 for host in ("origin", "h1", "h2"):
                     self.hear(host)
             for host in ("h1", "h2"):
                 self.hear(host, TransferReport(deployment=number, state=WHOLE))
-        first, second = (self.volt.deployments.one(number).predicted["tree"] for number in (1, 2))
-        self.assertAlmostEqual(4 * first, second, delta=0.1)
+        found = [self.volt.deployments.one(number) for number in (1, 2, 3)]
+        first, second, third = (made.predicted["tree"] for made in found)
+        self.assertAlmostEqual(found[0].seconds, second, delta=0.1)
+        self.assertAlmostEqual(second, third, delta=0.1)
+        self.assertGreater(second, 1.5 * first)
 
     def test_where_nobody_has_the_image_nobody_tries(self) -> None:
         for host, place in (("origin", "here"), ("h1", "there"), ("h2", "there")):
