@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from volt.deploymodels import (
@@ -167,18 +167,18 @@ def advance(session: Session, deployment: DeploymentRow, now: float, patience: f
     """
     query = select(LegRow).where(LegRow.deployment_id == deployment.id, LegRow.ended.is_(None))
     for leg in session.scalars(query.order_by(LegRow.id).with_for_update()).all():
-        receivers = _receivers(session, leg)
-        if not receivers:
+        states = set(session.scalars(select(TransferRow.state).where(*_receives(leg)).distinct()))
+        if not states:
             leg.ended = now
         elif not _is_alive(session, leg.source):
-            _replace(session, leg, receivers, now)
+            _replace(session, leg, now)
         elif leg.offered is None:
             if now - _may_offer_since(session, deployment, leg) >= max(OFFERED_WITHIN, patience):
                 _give_up(session, leg, now, f"the sender {leg.source} does not get ready")
-        elif leg.started is None:
-            waiting = any(each.state is TransferState.WAITING for each in receivers)
-            if not waiting or now - leg.offered >= max(SHORTEST_WAIT, patience):
-                _begin(leg, receivers, now)
+        elif leg.started is None and (
+            TransferState.WAITING not in states or now - leg.offered >= max(SHORTEST_WAIT, patience)
+        ):
+            _begin(session, leg, now)
     session.flush()
 
 
@@ -220,9 +220,14 @@ def end(session: Session, deployment: DeploymentRow, now: float) -> None:
     session.execute(update(LegRow).where(*here).values(ended=now))
 
 
+def _receives(leg: LegRow) -> tuple[ColumnElement[bool], ...]:
+    """Which rows are of hosts that receive in a leg."""
+    return (TransferRow.leg_id == leg.id, TransferRow.host != leg.source, TransferRow.state.in_(UNDER_WAY))
+
+
 def _receivers(session: Session, leg: LegRow) -> list[TransferRow]:
-    here = (TransferRow.leg_id == leg.id, TransferRow.host != leg.source, TransferRow.state.in_(UNDER_WAY))
-    return list(session.scalars(select(TransferRow).where(*here).order_by(TransferRow.number).with_for_update()))
+    query = select(TransferRow).where(*_receives(leg))
+    return list(session.scalars(query.order_by(TransferRow.number).with_for_update()))
 
 
 def _is_alive(session: Session, host: str) -> bool:
@@ -243,16 +248,18 @@ def _since(deployment: DeploymentRow) -> float:
     return deployment.begun or deployment.created
 
 
-def _replace(session: Session, leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:
+def _replace(session: Session, leg: LegRow, now: float) -> None:
     """The sender is lost. Another host sends, unless the leg has begun or no two hosts are left."""
+    receivers = _receivers(session, leg)
     if leg.started is not None or len(receivers) < 2:
         _give_up(session, leg, now, f"the sender {leg.source} is lost")
     else:
         leg.source, leg.attempt, leg.contact, leg.offered = receivers[0].host, "", "", None
 
 
-def _begin(leg: LegRow, receivers: Sequence[TransferRow], now: float) -> None:
+def _begin(session: Session, leg: LegRow, now: float) -> None:
     """Those that are ready receive together; the others take the tree."""
+    receivers = _receivers(session, leg)
     ready = [each for each in receivers if each.contact][:MOST_RECEIVERS]
     for each in receivers:
         if each not in ready:

@@ -171,14 +171,17 @@ def _seconds(name: str, facts: Facts) -> float:
     if name == "unicast":
         return facts.taken + facts.hosts * (facts.left / rate + TURN)
     start, slower = TOGETHER[name]
-    repairs = 1 + REPAIRS * facts.loss if name in MULTICAST else 1.0
-    return facts.taken + start + slower * repairs * facts.left / facts.pace
+    pace = facts.pace / slower
+    pace = pace / (1 + REPAIRS * facts.loss) if name in MULTICAST else min(pace, SWARM * rate)
+    return facts.taken + start + facts.left / pace
 
 
-TOGETHER = {"bittorrent": (4.0, 1.3), "udpcast": (2.5, 1.1), "uftp": (3.5, 1.3)}
+TOGETHER = {"bittorrent": (2.0, 1.16), "udpcast": (3.0, 1.05), "uftp": (2.0, 1.1)}
 """Seconds until a method moves anything, and how much longer it takes than the image through one link."""
-REPAIRS = 4.0
-"""How much more a multicast sends for each packet that is lost at one receiver: others lose other packets."""
+REPAIRS = 10.0
+"""How much longer a multicast takes for each packet that is lost at one receiver: others lose other packets."""
+SWARM = 1.1
+"""How much faster than a tree BitTorrent may be where TCP is slower than links are."""
 
 
 def corrections(ended: Iterable[tuple[str, float, float]]) -> dict[str, float]:

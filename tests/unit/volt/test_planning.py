@@ -50,6 +50,11 @@ class PlanningTest(TestCase):
         self.assertEqual(5.0 + 3 * (9.5 + TURN), found["unicast"])
         self.assertGreater(found["udpcast"], 5.0)
 
+    def test_bittorrent_is_hardly_faster_than_a_tree_where_tcp_is_slow(self) -> None:
+        slow = replace(ALL, rate=5e6)
+        self.assertAlmostEqual(GIB / 5.5e6, predict(slow)["bittorrent"], delta=10)
+        self.assertEqual(predict(ALL)["udpcast"], predict(replace(slow, tried=0.0))["udpcast"])
+
     def test_what_is_lost_is_sent_again(self) -> None:
         before, after = predict(ALL), predict(replace(ALL, loss=0.05))
         slower = {method for method in before if after[method] > before[method]}
