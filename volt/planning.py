@@ -66,6 +66,8 @@ LAZIER = 1.2
 """How much longer a tree takes behind all else."""
 TURN = 1.0
 """Seconds between the end of one host and the beginning of the next one, where hosts have turns."""
+END = 1.0
+"""Seconds until Volt has heard that a host has all of the image."""
 
 OLDEST = 200
 """Deployments that have ended which correct what is predicted, at most."""
@@ -151,7 +153,7 @@ class Facts:
 
 def predict(facts: Facts) -> dict[str, float]:
     """The seconds that a deployment is expected to take by each method that can be used, the try included."""
-    return {name: _seconds(name, facts) for name in METHODS if _is_possible(name, facts)}
+    return {name: _seconds(name, facts) + END for name in METHODS if _is_possible(name, facts)}
 
 
 def _is_possible(name: str, facts: Facts) -> bool:
