@@ -72,8 +72,8 @@ class TransferReport(Request):
 class TransferTerms(Answer):
     """What hosts that begin together have agreed on.
 
-    ``number``: of this leg of the deployment. ``ranges``: what travels. ``sender``, ``receivers``: their contacts.
-    ``attempt``: the one of the host that is told so, with which it is a part of this.
+    ``number``: of this leg of the deployment. ``ranges``: what travels. ``sender``, ``receivers``: their contacts, one
+    rack after the other. ``attempt``: the one of the host that is told so, with which it is a part of this.
     """
 
     number: int

@@ -276,8 +276,9 @@ def _begin(session: Session, leg: LegRow, now: float) -> None:
 
 def terms(session: Session, leg: LegRow, attempt: str) -> TransferTerms:
     """What a host of a leg that has begun has to know."""
-    query = select(TransferRow.contact).where(TransferRow.leg_id == leg.id, TransferRow.host != leg.source)
-    contacts = session.scalars(query.where(TransferRow.contact != "").order_by(TransferRow.number))
+    query = select(TransferRow.contact).join(HostRow, HostRow.name == TransferRow.host, isouter=True)
+    query = query.where(TransferRow.leg_id == leg.id, TransferRow.host != leg.source, TransferRow.contact != "")
+    contacts = session.scalars(query.order_by(HostRow.place, TransferRow.number))
     return TransferTerms(
         number=leg.id, ranges=json.loads(leg.ranges), sender=leg.contact, receivers=list(contacts), attempt=attempt
     )

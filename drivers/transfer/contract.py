@@ -20,8 +20,8 @@ class Terms:
     """What all hosts of a transfer know when it begins.
 
     ``number``: no other transfer that runs in the cluster has it. ``ranges``: what some receiver lacks, in order; whole
-    chunks. ``sender`` and ``receivers``: their contacts, as ``offer`` and ``expect`` returned them. ``limit``: bytes a
-    second that each host receives at most. ``encrypt``: nobody else may read it.
+    chunks. ``sender`` and ``receivers``: their contacts, as ``offer`` and ``expect`` returned them; those of one rack
+    are together. ``limit``: bytes a second that each host receives at most. ``encrypt``: nobody else may read it.
     """
 
     number: int

@@ -37,6 +37,8 @@ NONE = 2**32 - 1
 MOST_PEERS = 5
 """Receivers that each connects to. As many connect to it, so in a large swarm any two are a few steps apart. With 30, a
 hundred connections share a link, and 60 receivers took three times as long."""
+NEAR = 3
+"""Of these, the next in the list."""
 SLOTS = 8
 """Pieces that a sender sends at once. The sooner one has arrived, the sooner it spreads."""
 PREPARED = 20e6
@@ -244,10 +246,8 @@ class Peer:
             self._look(0.01)
 
     def _connect(self, job: Job, contact: str) -> None:
-        """All hosts draw the same steps to others in the list, so that no two connect to each other."""
         me, count = job.receivers.index(contact), len(job.receivers)
-        steps = random.Random(job.number).sample(range(1, count // 2 + 1), min(count // 2, MOST_PEERS))  # noqa: S311
-        for step in steps:
+        for step in steps(count, job.number):
             address, port = json.loads(job.receivers[(me + step) % count])
             self._torrent.connect_peer((address, port))
 
@@ -295,6 +295,16 @@ class Peer:
             if isinstance(alert, lt.file_error_alert | lt.torrent_error_alert):
                 raise OSError(alert.message())
         say(sent=self._torrent.status().total_upload)
+
+
+def steps(count: int, seed: int) -> list[int]:
+    """How far in the list of receivers the peers are that each connects to.
+
+    All draw the same ones, so that no two connect to each other. Most peers are the next in the list, in which hosts of
+    one rack are together. The others are anywhere, so that any two hosts are a few steps apart.
+    """
+    near, far = range(1, count // 2 + 1)[:NEAR], range(1, count // 2 + 1)[NEAR:]
+    return [*near, *random.Random(seed).sample(far, min(len(far), MOST_PEERS - NEAR))]  # noqa: S311
 
 
 def exactly(door: BinaryIO, size: int) -> bytes:

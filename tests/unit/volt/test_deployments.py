@@ -324,6 +324,15 @@ class LegsTest(LegsCase):
         super().setUp()
         self.can("udpcast", "origin", "h1", "h2", "h3")
 
+    def test_the_hosts_of_a_rack_are_together_in_the_list_of_receivers(self) -> None:
+        for host, rack in (("h1", "b"), ("h2", "a"), ("h3", "b")):
+            self.volt.register(host, f"unix:///run/{host}", f"/{rack}")
+        self.udpcast("h1", "h2", "h3")
+        self.offer()
+        for host in ("h1", "h2", "h3"):
+            self.ready(host)
+        self.assertEqual([f"contact of {host}" for host in ("h2", "h1", "h3")], self.terms("origin").receivers)
+
     def test_all_begin_when_all_are_ready_with_what_any_of_them_lacks(self) -> None:
         self.udpcast("h1", "h2", limit=1000)
         self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])

@@ -38,6 +38,16 @@ class BittorrentTest(TransferCase, TestCase):
     settings: ClassVar[dict[str, int]] = {PATIENCE: 10}
 
 
+class StepsTest(TestCase):
+    def test_peers_are_the_next_in_the_list_and_some_anywhere(self) -> None:
+        self.assertEqual([[], [1], [1], [1, 2], [1, 2, 3]], [swarm.steps(count, 1) for count in (1, 2, 3, 4, 6)])
+        found = [swarm.steps(60, seed) for seed in range(20)]
+        self.assertEqual({(1, 2, 3)}, {tuple(each[:3]) for each in found})
+        far = {step for each in found for step in each[3:]}
+        self.assertEqual(({5}, True), ({len(set(each)) for each in found}, 4 <= min(far) <= max(far) <= 30))
+        self.assertGreater(len(far), 10)
+
+
 class Source:
     """An image in memory, of which some ranges are lacking."""
 
