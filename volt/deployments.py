@@ -39,7 +39,7 @@ from volt.planning import (
     Facts,
     Method,
     chain_is_faster,
-    corrections,
+    corrected,
     predict,
 )
 from volt.spans import united
@@ -255,8 +255,8 @@ class Deployments:
             return
         hosts = session.scalars(select(HostRow).where(HostRow.name.in_([each.host for each in tried]))).all()
         facts = _facts(session, row, image, tried, hosts, self._now())
-        modelled, factors = predict(facts), corrections(_history(session))
-        predicted = {name: seconds * factors.get(name, 1.0) for name, seconds in modelled.items()}
+        modelled = predict(facts)
+        predicted = corrected(modelled, _history(session))
         row.method, row.begun = min(predicted, key=predicted.__getitem__), self._now()
         row.predicted, row.modelled = json.dumps(predicted), modelled[row.method]
         row.why, row.pace = str(facts), int(facts.pace)
@@ -393,11 +393,11 @@ def _facts(
     )
     missing = sum(end - begin for begin, end in united(json.loads(each.lacks) for each in tried if each.contact))
     rate = max(median(rates), SLOWEST) if rates else RATE
-    began = legs.began(session, row) or now
+    began, shape = legs.began(session, row) or now, image.shape or image.fanout
     usable = [name for name in METHODS if 2 * sum(legs.can(host, name) for host in hosts) > len(hosts)]
     return Facts(
-        size=missing or image.size, hosts=len(tried), fanout=image.fanout, rate=rate,
-        hop=max(delays) / max(1, depth(len(delays), image.shape or image.fanout)) if delays else HOP,
+        size=missing or image.size, hosts=len(tried), fanout=image.fanout, shape=shape, rate=rate,
+        hop=max(delays) / max(1, depth(len(delays), shape)) if delays else HOP,
         link=max(median(links), rate) if links else rate,
         loss=median(losses) if losses else 0.0, reached=len(losses) / len(tried), limit=row.bytes_limit,
         encrypt=_is_encrypted(row), able=frozenset(usable) if image.digest.startswith(PROVEN) else frozenset(),

@@ -6,7 +6,7 @@ in a cluster, the deployments that have ended there correct.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -92,16 +92,17 @@ def chain_is_faster(size: int, hosts: int, fanout: int) -> bool:
 class Facts:
     """What is known of a deployment whose hosts have tried the network.
 
-    ``size``: bytes that some host lacked. ``hosts`` that receive. ``rate``: bytes a second that the tree brings;
-    ``hop``: seconds that each hop of it adds. ``link``: bytes a second that a link can carry. ``loss``: the part of
-    multicast packets that did not come, in the middle; ``reached``: the part of the hosts that any reached. ``able``:
-    the methods that most hosts have all for. ``taken``: seconds since the deployment was asked for; ``tried``: since
-    the tree has begun.
+    ``size``: bytes that some host lacked. ``hosts`` that receive. ``shape``: the fanout of the tree meanwhile;
+    ``fanout``: that of the usual one. ``rate``: bytes a second that the tree brings; ``hop``: seconds that each hop of
+    it adds. ``link``: bytes a second that a link can carry. ``loss``: the part of multicast packets that did not come,
+    in the middle; ``reached``: the part of the hosts that any reached. ``able``: the methods that most hosts have all
+    for. ``taken``: seconds since the deployment was asked for; ``tried``: since the tree has begun.
     """
 
     size: int
     hosts: int
     fanout: int
+    shape: int
     rate: float
     hop: float
     link: float
@@ -138,17 +139,12 @@ class Facts:
     @property
     def delay(self) -> float:
         """Seconds until the tree brings anything to the last host."""
-        fanout = 1 if self.is_chain else self.fanout
-        return depth(self.hosts, fanout) * self.hop
+        return depth(self.hosts, self.shape) * self.hop
 
     @property
     def left(self) -> float:
         """Bytes that the last host lacks now."""
         return max(0.0, self.size - self.rate * max(0.0, self.tried - self.delay))
-
-    @property
-    def is_chain(self) -> bool:
-        return chain_is_faster(self.size, self.hosts, self.fanout)
 
 
 def predict(facts: Facts) -> dict[str, float]:
@@ -168,7 +164,7 @@ def _is_possible(name: str, facts: Facts) -> bool:
 def _seconds(name: str, facts: Facts) -> float:
     rate = min(facts.rate, facts.limit or facts.rate)
     if name in BY_TREE:
-        slower = 1.0 if name == "tree" else LAZIER * (facts.fanout if facts.is_chain else 1)
+        slower = 1.0 if name == "tree" else LAZIER * facts.fanout / facts.shape
         return facts.taken - facts.tried + facts.delay + slower * facts.size / rate
     if name == "unicast":
         return facts.taken + facts.hosts * (facts.left / rate + TURN)
@@ -186,13 +182,19 @@ SWARM = 1.1
 """How much faster than a tree BitTorrent may be where TCP is slower than links are."""
 
 
-def corrections(ended: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """By method, how much longer it takes than ``predict`` says: of what has ended, its method, these and real seconds.
+def corrected(predicted: Mapping[str, float], ended: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    """What ``predict`` says, times how much longer it has taken. ``ended``: methods, what was predicted, real seconds.
 
-    What is compared is not corrected yet: else each correction would count as an error of the next one.
+    That is not corrected yet: else each correction would count as an error of the next one. All ways through the tree
+    have one correction: else what nobody has tried yet seems to be faster than what is known to be slower.
     """
     ratios: dict[str, list[float]] = {}
-    for method, predicted, seconds in ended:
-        if predicted > 0:
-            ratios.setdefault(method, []).append(seconds / predicted)
-    return {method: min(max(median(found), FEWEST), MOST) for method, found in ratios.items()}
+    for method, expected, seconds in ended:
+        if expected > 0:
+            ratios.setdefault(_way(method), []).append(seconds / expected)
+    factors = {way: min(max(median(found), FEWEST), MOST) for way, found in ratios.items()}
+    return {method: seconds * factors.get(_way(method), 1.0) for method, seconds in predicted.items()}
+
+
+def _way(method: str) -> str:
+    return method if method in METHODS and METHODS[method].together else "tree"

@@ -13,7 +13,7 @@ from volt.deploymodels import Deployment, DeploymentRequest, TransferReport, Tra
 from volt.errors import BadRequest, DeploymentUnknown, HostUnknown, ImageUnknown, ImageWithdrawn
 from volt.legs import OFFERED_WITHIN, SHORTEST_WAIT
 from volt.models import ImageTree
-from volt.planning import LONGEST_CHAIN
+from volt.planning import END, LONGEST_CHAIN
 
 READY, FILLING, WHOLE, FAILED = (TransferState.READY, TransferState.FILLING, TransferState.WHOLE, TransferState.FAILED)
 
@@ -567,9 +567,20 @@ class AutoTest(LegsCase):
         self.assertEqual("udpcast", made.method)
         self.assertEqual({"tree", "lazy", "unicast", "bittorrent", "udpcast", "uftp"}, set(made.predicted))
         self.assertEqual("udpcast", min(made.predicted, key=made.predicted.__getitem__))
+        self.assertAlmostEqual(0.1 + (1 << 30) / 5.5e6 + END, made.predicted["tree"])
         self.assertIn("1074 MB to 2 hosts, 5.5 MB/s by the tree, links of 10.0 MB/s, multicast reaches 100%", made.why)
         self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
         self.assertEqual([9_500_000] * 3, [self.hear(host)[0].limit for host in ("origin", "h1", "h2")])
+
+    def test_the_last_host_is_as_late_as_the_try_has_shown(self) -> None:
+        self.can("auto", "h3")
+        self.deploy("origin", "h1", "h2", "h3", image="proven")
+        self.found(1, "origin", sends=True)
+        for state in (READY, FILLING, FILLING):
+            self.pass_time(1)
+            for host, delay in (("h1", 1), ("h2", 2), ("h3", 4)):  # h3 is two hops away
+                self.found(1, host, state=state, rate=1e6, delay=delay, lacks=[[0, 1_000_000]])
+        self.assertEqual(1 + 4 + 1 + END, self.volt.deployments.one(1).predicted["tree"])
 
     def chosen(self) -> None:
         """udpcast is chosen, and nobody has heard that yet."""
@@ -649,6 +660,7 @@ class AutoTest(LegsCase):
         self.assertEqual(("tree", True), (made.method, made.ended))
 
     def test_what_has_ended_corrects_the_next_prediction(self) -> None:
+        self.methods = {host: ["auto"] for host in self.methods}
         for number in (1, 2, 3):
             self.auto()
             self.try_all(number, rate=20e6)
@@ -662,6 +674,7 @@ class AutoTest(LegsCase):
         first, second, third = (made.predicted["tree"] for made in found)
         self.assertAlmostEqual(found[0].seconds, second, delta=0.1)
         self.assertAlmostEqual(second, third, delta=0.1)
+        self.assertEqual(["tree"] * 3, [made.method for made in found])
         self.assertGreater(second, 1.5 * first)
 
     def test_where_nobody_has_the_image_nobody_tries(self) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 from testtools import TestCase
 
-from volt.planning import END, FEWEST, METHODS, MOST, TURN, Facts, corrections, predict
+from volt.planning import END, FEWEST, METHODS, MOST, TURN, Facts, corrected, predict
 
 GIB = 1 << 30
 ALL = Facts(
     size=GIB,
     hosts=20,
     fanout=2,
+    shape=1,
     rate=100e6,
     hop=0.1,
     link=110e6,
@@ -66,10 +67,17 @@ class PlanningTest(TestCase):
         self.assertIn(best[1], {"udpcast", "uftp", "bittorrent"})
 
     def test_what_has_ended_corrects_the_method_within_bounds(self) -> None:
-        trees = [("tree", 1.0, 3.0), ("tree", 2.0, 4.0), ("tree", 1.0, 2.0)]
-        factors = corrections([*trees, ("uftp", 1.0, 99.0), ("lazy", 99.0, 1.0)])
-        self.assertEqual({"tree": 2.0, "uftp": MOST, "lazy": FEWEST}, factors)
-        self.assertEqual({}, corrections([("tree", 0.0, 1.0)]))
+        ended = [
+            ("tree", 1.0, 3.0),
+            ("tree", 2.0, 4.0),
+            ("tree", 1.0, 2.0),
+            ("uftp", 1.0, 99.0),
+            ("udpcast", 99.0, 1.0),
+        ]
+        before = dict.fromkeys(("tree", "lazy", "unicast", "uftp", "udpcast", "bittorrent"), 10.0)
+        after = {"tree": 20.0, "lazy": 20.0, "unicast": 20.0, "uftp": 10 * MOST, "udpcast": 10 * FEWEST}
+        self.assertEqual({**after, "bittorrent": 10.0}, corrected(before, ended))
+        self.assertEqual(before, corrected(before, [("tree", 0.0, 1.0)]))
 
     def test_people_are_told_why(self) -> None:
         self.assertEqual(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 from testtools import TestCase
 
@@ -84,6 +85,13 @@ class ProbeTest(TestCase):
         findings = receiver.findings
         self.assertLess(0, findings["rate"] or 0)
         self.assertLess(0, findings["delay"] or 0)
+
+    def test_the_rate_is_that_of_the_second_half(self) -> None:
+        with mock.patch("drivers.transfer.probe.time.monotonic", side_effect=range(10)):
+            arrivals = Arrivals()
+            for missing in (100, 99, 98, 88, 78):  # looked at after a second each
+                arrivals.note(missing)
+        self.assertEqual((2, 10.0), (arrivals.delay, arrivals.rate))
 
     def test_as_long_as_nothing_comes_neither_rate_nor_delay_are_known(self) -> None:
         arrivals = Arrivals()
