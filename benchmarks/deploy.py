@@ -26,16 +26,18 @@ from benchmarks.processes import say
 @click.option("--mib", default=512, show_default=True, type=click.IntRange(16), help="Size of the image, random bytes.")
 @click.option("--rate", default=200, show_default=True, type=click.IntRange(1), help="Of each link, in Mbit/s.")
 @click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), help="[default: all]")
+@click.option("--encrypt", is_flag=True, help="Of the rows methods, faults and lost.")
 @click.option("--cases", default=30, show_default=True, type=click.IntRange(1), help="Of the row auto.")
 @click.option("--seed", default=1, show_default=True, help="Of the row auto.")
 def main(
-    rows: tuple[str, ...], hosts: int, mib: int, rate: int, methods: tuple[str, ...], cases: int, seed: int
-) -> None:
+    rows: tuple[str, ...], hosts: int, mib: int, rate: int, methods: tuple[str, ...], cases: int, seed: int,
+    *, encrypt: bool,
+) -> None:  # fmt: skip
     """Deploy an image to fresh hosts by each method.
 
     methods: to --hosts hosts. baselines: copies by scp, and from a shared file system. sites: half of the hosts in
-    another site. racks: in four racks. faults: lost packets, and a slow host. first: how soon a VM can boot. auto:
-    random cases.
+    another site. racks: in four racks. faults: lost packets, and a slow host. lost: a host is killed. first: how soon a
+    VM can boot. auto: random cases.
 
     Writes build/deploy.json, and prints tables. Needs root, iproute2, nftables, the programs of the methods, and twice
     the image for each host on the disk.
@@ -50,7 +52,7 @@ def main(
         figures: dict[str, list[Figures]] = {}
         lines: list[Line] = []
         failures: list[str] = []
-        job = Job(hosts, mib, rate * 1_000_000, methods or METHODS, cases, seed, folder, failures)
+        job = Job(hosts, mib, rate * 1_000_000, encrypt, methods or METHODS, cases, seed, folder, failures)
         for row in rows or ("methods",):
             try:
                 figures[row], found = ROWS[row](job)

@@ -39,6 +39,7 @@ class Job:
     hosts: int
     mib: int
     rate: int
+    encrypt: bool
     methods: Sequence[str]
     cases: int
     seed: int
@@ -53,7 +54,7 @@ class Job:
 def methods(job: Job) -> tuple[list[Figures], list[Line]]:
     """Each method to the same number of fresh hosts."""
     with scene(job.hosts, Net(job.rate), job.image(), job.leftovers) as cluster:
-        found = list(cluster.all_methods(job.methods))
+        found = list(cluster.all_methods(job.methods, encrypt=job.encrypt))
     lines = []
     for each in found:
         sent = f"{each.seconds:.1f} s, {each.sent / each.size:.3f} images sent by the source"
@@ -114,15 +115,26 @@ def faults(job: Job) -> tuple[list[Figures], list[Line]]:
     plain: dict[str, Figures] = {}
     for net in (Net(job.rate), Net(job.rate, slow=("host-2",)), Net(job.rate, loss=0.01), Net(job.rate, loss=0.05)):
         with scene(job.hosts, net, job.image(), job.leftovers) as cluster:
-            for each in cluster.all_methods(names):
+            for each in cluster.all_methods(names, encrypt=job.encrypt):
                 found.append(each)
                 plain.setdefault(each.method, each)
                 if net.slow:
                     times = each.median / plain[each.method].median
                     lines.append(at_most(f"{each.method}: a host in the middle beside a slow one", SLOW_BAR, times))
-                if net.loss:
-                    lines.append(Line(f"{each.method}, {net.loss:.0%} lost", "ends", f"{each.seconds:.1f} s", met=True))
     return found, lines
+
+
+def lost(job: Job) -> tuple[list[Figures], list[Line]]:
+    """All of one host is killed when it has half of the image: what the others take then, beside no such loss."""
+    found = []
+    with scene(job.hosts, Net(job.rate), job.image(), job.leftovers) as cluster:
+        for method in job.methods:
+            [plain] = cluster.all_methods([method], encrypt=job.encrypt)
+            hurt = cluster.lose(method, "host-2", encrypt=job.encrypt)
+            say(", ".join(hurt.cells()))
+            cluster.let_go()
+            found += [plain, hurt]
+    return found, []
 
 
 def first(job: Job) -> tuple[list[Figures], list[Line]]:
@@ -214,7 +226,7 @@ class Case:
             for name in names:
                 cluster.let_go()
                 with suppress(TookTooLong):
-                    found = cluster.deploy(name, faster[-1].seconds, encrypt=self.encrypt)
+                    found = cluster.race(name, faster[-1].seconds, encrypt=self.encrypt)
                     faster += [found] if found.seconds < faster[-1].seconds else []
         return faster
 
@@ -222,4 +234,4 @@ class Case:
 ENCRYPTED = ("tree", "lazy", "unicast", "uftp")
 LIMIT = 600.0
 """Seconds for the reads of a boot."""
-ROWS = {row.__name__: row for row in (methods, baselines, sites, racks, faults, first, auto)}
+ROWS = {row.__name__: row for row in (methods, baselines, sites, racks, faults, lost, first, auto)}

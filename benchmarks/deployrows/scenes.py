@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.errors import Failed, TookTooLong
 from benchmarks.figures import percentile
@@ -15,11 +15,12 @@ from benchmarks.hosts import started_cluster
 from benchmarks.processes import say
 from lab.cluster import Cluster, network_names
 from lab.network import Network
-from lab.process import attempts
+from lab.process import attempts, kill_and_wait, processes_of
 from virtman.client import AgentClient
 from virtman.errors import CoordinatorDown, UnknownImage
 from volt.client import Deployment
 
+Look = Callable[[Deployment], None]
 IMAGE = "img"
 MULTICAST = ("udpcast", "uftp")
 GONE_LIMIT = 120.0
@@ -83,29 +84,60 @@ class Scene:
     def origin(self) -> AgentClient:
         return self.cluster.agents[0]
 
-    def deploy(self, method: str, within: float = math.inf, **more: object) -> Figures:
-        """Deploy the image to all hosts, which have nothing of it. Raises Failed; TookTooLong after so many seconds."""
+    def deploy(self, method: str, look: Look | None = None, lost: str = "", **more: Any) -> Figures:
+        """Deploy the image to all hosts, which have nothing of it. Raises Failed.
+
+        ``look`` is called with the deployment, again and again. ``lost``: a host that need not get the image.
+        """
         if method in MULTICAST:  # what an administrator would say
             more = {"limit": self.net.rate * 95 // 800, **more}
         size, hosts = self.image.stat().st_size, len(self.cluster.names) - 1
         before, begun = self.network.sent_bytes("origin"), time.monotonic()
         made = self.origin.deploy({"image": IMAGE, "everywhere": True, "method": method, "encrypt": False, **more})
-
-        def end_late(_now: Deployment) -> None:
-            if time.monotonic() - begun > within:
-                self.origin.cancel_deployment(made.id)
-
-        ended = self.origin.follow_deployment(made.id, look=end_late)
-        seconds = time.monotonic() - begun
-        if ended.cancelled:
-            raise TookTooLong(f"{method} takes more than {within:.0f} s")
-        if failed := [f"{host.host}: {host.error or host.state}" for host in ended.hosts if host.state != "whole"]:
-            raise Failed(f"{method}, {hosts} hosts: {'; '.join(failed)}")
+        ended = self.origin.follow_deployment(made.id, look=look)
+        seconds = max(_each(ended).values(), default=0.0) if lost else time.monotonic() - begun
+        failed = [host for host in ended.hosts if host.state != "whole" and host.host != lost]
+        if failed:
+            raise Failed(f"{method}, {hosts} hosts: {'; '.join(f'{each.host}: {each.state}' for each in failed)}")
         floor = size * 8 / self.net.rate
         return Figures(
             ended.method, hosts, size, seconds, floor, self.network.sent_bytes("origin") - before, _each(ended),
             ended.predicted,
         )  # fmt: skip
+
+    def race(self, method: str, within: float, **more: Any) -> Figures:
+        """``deploy``, which is ended after so many seconds. Raises Failed, TookTooLong."""
+        begun = time.monotonic()
+
+        def look(now: Deployment) -> None:
+            if time.monotonic() - begun > within and not now.ended:
+                self.origin.cancel_deployment(now.id)
+                raise TookTooLong(f"{method} takes more than {within:.0f} s")
+
+        return self.deploy(method, look, **more)
+
+    def lose(self, method: str, host: str, **more: Any) -> Figures:
+        """``deploy``, while all of a host is killed that has half of the image. Raises Failed.
+
+        The time is that until the last of the other hosts has the image.
+        """
+        number = self.cluster.names.index(host)
+        killed = False
+
+        def look(now: Deployment) -> None:
+            nonlocal killed
+            [its] = [each for each in now.hosts if each.host == host]
+            if not killed and its.done > now.size // 2:
+                self.cluster.kill_agent(number)
+                for pid in processes_of(self.cluster.run_folder(number)):
+                    kill_and_wait(pid)
+                killed = True
+
+        found = self.deploy(method, look, host, **more)
+        if not killed:
+            raise Failed(f"{method}: {host} was not killed")
+        self.cluster.restart_agent(number)
+        return found
 
     def let_go(self) -> None:
         """Have all hosts forget the image. Raises TookTooLong."""
@@ -121,17 +153,18 @@ class Scene:
                 return
         raise TookTooLong(f"hosts have not let go of the image after {GONE_LIMIT:.0f} s")
 
-    def all_methods(self, methods: Sequence[str], **more: object) -> Iterator[Figures]:
+    def all_methods(self, methods: Sequence[str], **more: Any) -> Iterator[Figures]:
         """One deployment by each method, to hosts that have nothing."""
         for method in methods:
-            found = self.deploy(method, math.inf, **more)
+            found = self.deploy(method, **more)
             say(", ".join(found.cells()))
             yield found
             self.let_go()
 
 
 def _each(ended: Deployment) -> dict[str, float]:
-    return {host.host: host.seconds for host in ended.hosts if host.seconds and host.host != "origin"}
+    whole = [host for host in ended.hosts if host.state == "whole" and host.host != "origin"]
+    return {host.host: host.seconds for host in whole if host.seconds}
 
 
 @contextmanager
