@@ -250,7 +250,7 @@ class Deployments:
         here = (TransferRow.deployment_id == row.id, TransferRow.state.in_(UNDER_WAY))
         tried = session.scalars(select(TransferRow).where(*here).order_by(TransferRow.number)).all()
         if not tried:
-            row.method = "tree"  # has brought all of it within the try
+            row.method, row.why = "tree", "no host waited for anything any more before the try had ended"
         if row.method != AUTO or legs.waits(session, row, self._now(), patience):
             return
         hosts = session.scalars(select(HostRow).where(HostRow.name.in_([each.host for each in tried]))).all()

@@ -657,7 +657,7 @@ class AutoTest(LegsCase):
         for host in ("h1", "h2"):
             self.found(1, host, state=WHOLE)
         made = self.volt.deployments.one(1)
-        self.assertEqual(("tree", True), (made.method, made.ended))
+        self.assertEqual(("tree", True, True), (made.method, made.ended, "before the try" in made.why))
 
     def test_what_has_ended_corrects_the_next_prediction(self) -> None:
         self.methods = {host: ["auto"] for host in self.methods}
