@@ -81,6 +81,7 @@ class Part:
         self._task, self._image, self._changed = task, image, changed
         self._source = _Counted(source)
         self._transfer = driver(place, self._source, image)
+        self._probe = Probe(place, self._source, image) if driver.multicasts else None
         self._terms: Terms | None = None
         self._go = threading.Event()
         self._thread = Watch(f"transfer-{task.deployment}", self._run)
@@ -89,12 +90,11 @@ class Part:
         """Get ready, in the background. Raises OSError."""
         self._thread.start()
 
-    def begin(self, terms: TransferTerms) -> None:
+    def begin(self, terms: TransferTerms, limit: int | None) -> None:
         """Send or receive what was agreed on, unless that is of another attempt. Returns at once."""
         if terms.attempt == self.attempt and self._terms is None:
             ranges = [Range(begin, end - begin) for begin, end in terms.ranges]
-            limit, encrypt = self._task.limit, self._task.encrypt
-            self._terms = Terms(terms.number, ranges, terms.sender, terms.receivers, limit, encrypt)
+            self._terms = Terms(terms.number, ranges, terms.sender, terms.receivers, limit, self._task.encrypt)
             self._go.set()
 
     def end(self) -> Watch:
@@ -105,6 +105,8 @@ class Part:
 
     def _stop(self) -> None:
         self._go.set()
+        if self._probe is not None:
+            self._probe.stop()
         self._transfer.stop()
         self._thread.join()
 
@@ -125,7 +127,8 @@ class Part:
     @property
     def findings(self) -> dict[str, float | None]:
         """What a try of the network has shown so far."""
-        return self._transfer.findings if isinstance(self._transfer, Probe) else {}
+        probe = self._probe or self._transfer
+        return probe.findings if isinstance(probe, Probe) else {}
 
     @property
     def state(self) -> TransferState:
@@ -141,6 +144,8 @@ class Part:
             self._get_ready()
             self._changed()
             self._go.wait()
+            if self._probe is not None:
+                self._probe.stop()
             if self._terms is not None:
                 act = self._transfer.send if self.sends else self._transfer.receive
                 act(self._terms)
@@ -154,11 +159,15 @@ class Part:
 
     def _get_ready(self) -> None:
         if self.sends:
+            if self._probe is not None:
+                self._probe.offer()
             self.contact = self._transfer.offer()
             return
         lacking = self._source.lacking(self._image)
         self.missing = sum(each.length for each in lacking)
         self.lacks = united([[(each.offset, each.offset + each.length) for each in lacking]])
+        if self._probe is not None:
+            self._probe.expect()
         self.contact = self._transfer.expect()
 
     def _end(self, error: str) -> None:
@@ -191,7 +200,7 @@ class Transfers:
                 part.end()
                 del self._parts[number]
             elif task.terms is not None:
-                part.begin(task.terms)
+                part.begin(task.terms, task.limit)
 
     def knows(self, task: TransferTask) -> bool:
         """Whether a task is to be done by one of the methods here."""

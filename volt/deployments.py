@@ -259,7 +259,7 @@ class Deployments:
         predicted = corrected(modelled, _history(session))
         row.method, row.begun = min(predicted, key=predicted.__getitem__), self._now()
         row.predicted, row.modelled = json.dumps(predicted), modelled[row.method]
-        row.why, row.pace = str(facts), int(facts.pace)
+        row.why = str(facts)
         log.info("deployment %d goes by %s: %s", row.id, row.method, row.why)
         legs.forget(session, row)
         if METHODS[row.method].together:
@@ -445,7 +445,7 @@ def _task(session: Session, transfer: TransferRow, leg: LegRow | None, row: Depl
         source=row.source,
         terms=legs.terms(session, leg, transfer.attempt) if leg is not None and begun and not heard else None,
         encrypt=_is_encrypted(row),
-        limit=row.bytes_limit or (row.pace if leg is not None else None),
+        limit=legs.limit(leg, row),
         cancelled=transfer.state is TransferState.CANCELLED,
     )
 
@@ -461,7 +461,7 @@ def _sender_task(session: Session, leg: LegRow, row: DeploymentRow) -> TransferT
         sends=True,
         terms=legs.terms(session, leg, leg.attempt) if leg.started is not None else None,
         encrypt=_is_encrypted(row),
-        limit=row.bytes_limit or row.pace,
+        limit=legs.limit(leg, row),
     )
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Collection, Iterable
+from statistics import median
 
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
@@ -23,7 +24,7 @@ from volt.deploymodels import (
     TransferTerms,
 )
 from volt.models import HostState
-from volt.planning import AUTO, METHODS, TRIES
+from volt.planning import AUTO, LINK_PART, METHODS, MULTICAST, TRIES
 from volt.spans import united
 from volt.store import DeploymentRow, HostRow, LegRow, TransferRow, node_table
 
@@ -34,6 +35,12 @@ SHORTEST_WAIT = 10.0
 
 OFFERED_WITHIN = 60.0
 """Seconds in which a host that has all of the image gets ready to send, at least."""
+
+LISTENS = 2.0
+"""Seconds since the sender is ready, after which a receiver that no multicast has reached takes the tree."""
+
+SLOW = 0.5
+"""A receiver whose link carries a smaller part than this of what others' do takes the tree: it would hold them up."""
 
 MOST_RECEIVERS = 1000
 """Of a leg: each host is told of all."""
@@ -91,7 +98,9 @@ def note_receiver(transfer: TransferRow, leg: LegRow, report: TransferReport) ->
             return False
         transfer.leg_id = None  # its agent started again: what it had agreed on is lost
         return True
-    news = (transfer.attempt, transfer.contact, transfer.state) != (report.attempt, report.contact, report.state)
+    told = (report.attempt, report.contact, report.state, report.link is None)
+    news = (transfer.attempt, transfer.contact, transfer.state, transfer.link is None) != told
+    _note_findings(transfer, report)
     transfer.attempt, transfer.contact, transfer.lacks = report.attempt, report.contact, json.dumps(report.lacks)
     return news
 
@@ -130,7 +139,7 @@ def is_late(leg: LegRow, deployment: DeploymentRow, now: float) -> bool:
         return deployment.method == AUTO and now - leg.started >= TRIES
     if leg.offered is None:
         return now - _since(deployment) >= OFFERED_WITHIN
-    return now - leg.offered >= SHORTEST_WAIT
+    return now - leg.offered >= (LISTENS if deployment.method in MULTICAST else SHORTEST_WAIT)
 
 
 def goes_on(leg: LegRow, deployment: DeploymentRow) -> bool:
@@ -175,11 +184,19 @@ def advance(session: Session, deployment: DeploymentRow, now: float, patience: f
         elif leg.offered is None:
             if now - _may_offer_since(session, deployment, leg) >= max(OFFERED_WITHIN, patience):
                 _give_up(session, leg, now, f"the sender {leg.source} does not get ready")
-        elif leg.started is None and (
-            TransferState.WAITING not in states or now - leg.offered >= max(SHORTEST_WAIT, patience)
-        ):
-            _begin(session, leg, now)
+        elif leg.started is None and now - leg.offered >= _waits_for(session, deployment, leg, states, patience):
+            _begin(session, deployment, leg, now)
     session.flush()
+
+
+def _waits_for(
+    session: Session, deployment: DeploymentRow, leg: LegRow, states: Collection[TransferState], patience: float
+) -> float:
+    """Seconds since the sender is ready, after which its leg begins."""
+    if TransferState.WAITING in states:
+        return max(SHORTEST_WAIT, patience)
+    deaf = select(TransferRow.host).where(*_receives(leg), TransferRow.contact != "", TransferRow.link.is_(None))
+    return LISTENS if deployment.method in MULTICAST and session.scalar(deaf.limit(1)) is not None else 0.0
 
 
 def waits(session: Session, deployment: DeploymentRow, now: float, patience: float) -> bool:
@@ -257,10 +274,17 @@ def _replace(session: Session, leg: LegRow, now: float) -> None:
         leg.source, leg.attempt, leg.contact, leg.offered = receivers[0].host, "", "", None
 
 
-def _begin(session: Session, leg: LegRow, now: float) -> None:
-    """Those that are ready receive together; the others take the tree."""
+def _begin(session: Session, deployment: DeploymentRow, leg: LegRow, now: float) -> None:
+    """Those that are ready receive together; the others take the tree, and so does who would hold a multicast up."""
     receivers = _receivers(session, leg)
-    ready = [each for each in receivers if each.contact][:MOST_RECEIVERS]
+    ready = [each for each in receivers if each.contact]
+    if deployment.method in MULTICAST:
+        links = {each.host: each.link for each in ready if each.link is not None}
+        usual = median(links.values()) if links else 0.0
+        leg.pace = int(LINK_PART * usual) or None
+        least = SLOW * min(usual, deployment.bytes_limit or usual)
+        ready = [each for each in ready if links.get(each.host, -1.0) >= least]
+    ready = ready[:MOST_RECEIVERS]
     for each in receivers:
         if each not in ready:
             each.leg_id = None
@@ -272,6 +296,12 @@ def _begin(session: Session, leg: LegRow, now: float) -> None:
 
 
 # What hosts are told
+
+
+def limit(leg: LegRow | None, deployment: DeploymentRow) -> int | None:
+    """Bytes a second that each host receives at most: what was asked for, and what links carry."""
+    known = [each for each in (deployment.bytes_limit, leg.pace if leg is not None else None) if each is not None]
+    return min(known, default=None)
 
 
 def terms(session: Session, leg: LegRow, attempt: str) -> TransferTerms:

@@ -99,8 +99,7 @@ class DeploymentRow(Base):
     """A deployment (volt/deployments.py). Times in seconds since the epoch. ``source``: who sends, if one host does.
 
     ``begun``: since when hosts may read. ``predicted``: JSON of the seconds that each method was expected to take, and
-    ``why``, for people. ``modelled``: those of the chosen one, before other deployments corrected that. ``pace``: bytes
-    a second at which a sender multicasts, if hosts have tried the network.
+    ``why``, for people. ``modelled``: those of the chosen one, before other deployments corrected that.
     """
 
     __tablename__ = "deployments"
@@ -120,7 +119,6 @@ class DeploymentRow(Base):
     ended: Mapped[float | None] = mapped_column(sa.Float(53))
     cancelled: Mapped[bool] = mapped_column(default=False)
     begun: Mapped[float | None] = mapped_column(sa.Float(53))
-    pace: Mapped[int | None] = mapped_column(sa.BigInteger)
     predicted: Mapped[str] = mapped_column(sa.Text, default="{}")
     modelled: Mapped[float | None] = mapped_column(sa.Float(53))
     why: Mapped[str] = mapped_column(sa.Text, default="")
@@ -129,7 +127,8 @@ class DeploymentRow(Base):
 class LegRow(Base):
     """The hosts of one site that get an image together, and who sends (volt/legs.py). Times in seconds.
 
-    ``offered``: since when the source is ready, with this ``contact`` and ``attempt``. ``ranges``: JSON.
+    ``offered``: since when the source is ready, with this ``contact`` and ``attempt``. ``ranges``: JSON. ``pace``:
+    bytes a second that links carry of a multicast.
     """
 
     __tablename__ = "legs"
@@ -143,6 +142,7 @@ class LegRow(Base):
     started: Mapped[float | None] = mapped_column(sa.Float(53))
     ended: Mapped[float | None] = mapped_column(sa.Float(53))
     ranges: Mapped[str] = mapped_column(sa.Text, default="[]")
+    pace: Mapped[int | None] = mapped_column(sa.BigInteger)
     sent: Mapped[int] = mapped_column(sa.BigInteger, default=0)
 
     __table_args__ = (

@@ -141,6 +141,7 @@ class BittorrentTransfer:
     needs = Needs(libraries=(Library("libtorrent", "python3-libtorrent", "libtorrent"),), address=True)
     encrypts = False
     """What libtorrent has is RC4 with a key that follows from what passes in the clear: nobody proves who he is."""
+    multicasts = False
 
     def __init__(self, place: Place, source: Content, image: Image) -> None:
         self._place, self._source, self._image = place, source, image

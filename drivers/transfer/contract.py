@@ -53,6 +53,8 @@ class Transfer(Protocol):
     """Of the machine, for this method."""
     encrypts: ClassVar[bool]
     """Whether it can do so that nobody else may read it."""
+    multicasts: ClassVar[bool]
+    """Whether one packet is for all receivers. What that can carry is found out while they get ready (probe.py)."""
 
     def __init__(self, place: Place, source: Content, image: Image) -> None: ...
 

@@ -85,6 +85,7 @@ class Probe:
 
     needs = Needs(address=True)
     encrypts = True
+    multicasts = False
 
     def __init__(self, place: Place, source: Content, image: Image) -> None:
         self._address, self._source, self._image = place.address, source, image
@@ -158,11 +159,13 @@ class Probe:
         number = 0
         with sender:
             last = False
-            while not last and not self._stopped.is_set():
-                last = self._begun.wait(TRAIN_INTERVAL)
+            while not self._stopped.is_set():
                 for place in range(1, TRAIN + 1):
                     self._send_packet(sender, number, place, PAYLOAD)
                 number += 1
+                if last:
+                    break
+                last = self._begun.wait(TRAIN_INTERVAL)
             while not self._stopped.wait(INTERVAL):
                 self._send_packet(sender, number)
                 number += 1

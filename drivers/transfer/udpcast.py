@@ -41,6 +41,7 @@ class UdpcastTransfer:
 
     needs = Needs(tools=(Tool("udp-sender", "udpcast"), Tool("udp-receiver", "udpcast")), address=True)
     encrypts = False
+    multicasts = True
 
     def __init__(self, place: Place, source: Content, image: Image) -> None:
         self._address, self._source, self._image = place.address, source, image

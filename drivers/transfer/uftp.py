@@ -63,6 +63,7 @@ class UftpTransfer:
 
     needs = Needs(tools=tuple(Tool(name, "uftp") for name in ("uftp", "uftpd", "uftp_keymgt")), address=True)
     encrypts = True
+    multicasts = True
 
     def __init__(self, place: Place, source: Content, image: Image) -> None:
         self._address, self._source, self._image = place.address, source, image

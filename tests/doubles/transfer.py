@@ -33,6 +33,7 @@ class TransferDouble:
 
     needs: ClassVar[Needs] = Needs()
     encrypts: ClassVar[bool] = False
+    multicasts: ClassVar[bool] = False
     made: ClassVar[list[TransferDouble]] = []
     trouble: ClassVar[str] = ""
     """Why the next ones cannot get ready."""

@@ -299,7 +299,8 @@ class LegsCase(DeploymentCase):
         return self.hear(host, TransferReport.model_validate(told))
 
     def ready(self, host: str, attempt: str = "1", **more: object) -> list[TransferTask]:
-        return self.say(host, READY, attempt=attempt, contact=f"contact of {host}", **more)
+        told = {"attempt": attempt, "contact": f"contact of {host}", "link": 10e6, **more}
+        return self.say(host, READY, **told)
 
     def terms(self, host: str) -> TransferTerms:
         """With what a host begins."""
@@ -323,6 +324,38 @@ class LegsTest(LegsCase):
     def setUp(self) -> None:
         super().setUp()
         self.can("udpcast", "origin", "h1", "h2", "h3")
+
+    def all_ready(self, number: int = 1, **links: float | None) -> None:
+        """The sender and these hosts get ready, and say what their links carry."""
+        for host, link in {"origin": None, **links}.items():
+            told = {"deployment": number, "method": "udpcast", "state": READY, "attempt": "1", "contact": "c"}
+            self.hear(host, TransferReport.model_validate({**told, "link": link, "sends": host == "origin"}))
+
+    def test_a_multicast_sends_what_links_carry_and_no_more_than_is_allowed(self) -> None:
+        for number, (limit, pace) in enumerate(((None, 9_500_000), (1000, 1000), (10**9, 9_500_000)), start=1):
+            self.udpcast("h1", "h2", "h3", limit=limit)
+            self.all_ready(number, h1=10e6, h2=9e6, h3=99e6)
+            told = [task for host in ("origin", "h1") for task in self.hear(host) if task.deployment == number]
+            self.assertEqual([pace] * 2, [task.limit for task in told])
+            self.volt.deployments.cancel(number)
+
+    def test_who_would_hold_a_multicast_up_takes_the_tree(self) -> None:
+        self.udpcast("h1", "h2", "h3")
+        self.all_ready(h1=10e6, h2=4.9e6, h3=10e6)
+        self.assertEqual([("tree", True), ("udpcast", True)], [self.told(host)[0] for host in ("h2", "h3")])
+
+    def test_nobody_holds_a_multicast_up_that_is_slow_enough_for_all(self) -> None:
+        self.udpcast("h1", "h2", "h3", limit=1_000_000)
+        self.all_ready(h1=10e6, h2=1e6, h3=10e6)
+        self.assertEqual(("udpcast", True), self.told("h2")[0])
+
+    def test_who_hears_no_multicast_is_waited_for_a_while_and_takes_the_tree(self) -> None:
+        self.udpcast("h1", "h2", "h3")
+        self.all_ready(h1=10e6, h2=None, h3=10e6)
+        self.assertEqual(("udpcast", False), self.told("h1")[0])
+        self.pass_time(2)
+        self.ready("h1")
+        self.assertEqual([("udpcast", True), ("tree", True)], [self.told(host)[0] for host in ("h1", "h2")])
 
     def test_the_hosts_of_a_rack_are_together_in_the_list_of_receivers(self) -> None:
         for host, rack in (("h1", "b"), ("h2", "a"), ("h3", "b")):
@@ -570,7 +603,6 @@ class AutoTest(LegsCase):
         self.assertAlmostEqual(0.1 + (1 << 30) / 5.5e6 + END, made.predicted["tree"])
         self.assertIn("1074 MB to 2 hosts, 5.5 MB/s by the tree, links of 10.0 MB/s, multicast reaches 100%", made.why)
         self.assertEqual([[("udpcast", False)]] * 3, [self.told(host) for host in ("origin", "h1", "h2")])
-        self.assertEqual([9_500_000] * 3, [self.hear(host)[0].limit for host in ("origin", "h1", "h2")])
 
     def test_the_last_host_is_as_late_as_the_try_has_shown(self) -> None:
         self.can("auto", "h3")
