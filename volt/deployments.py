@@ -56,8 +56,6 @@ MOST_LISTED = 1000
 TOO_OLD = "its agent is of an earlier release, which knows no deployments"
 PROVEN = "blake3-"
 """How the digests begin that prove each part of an image."""
-BEATS_PER_SECOND = 50
-"""Of all hosts that are under way, at most."""
 
 
 class Deployments:
@@ -193,7 +191,7 @@ class Deployments:
         )
         hosts: dict[str, int] = {row.state: row.hosts for row in session.execute(states)}
         moving = hosts.keys() <= {TransferState.FILLING}
-        return max(PROGRESS_INTERVAL if moving else SHORTEST_INTERVAL, sum(hosts.values()) / BEATS_PER_SECOND)
+        return max(PROGRESS_INTERVAL if moving else SHORTEST_INTERVAL, sum(hosts.values()) / legs.BEATS_PER_SECOND)
 
     def lose(self, session: Session, hosts: Collection[str]) -> list[int]:
         """The leases of hosts ran out. Returns the deployments that may have ended (``settle``)."""

@@ -37,10 +37,13 @@ OFFERED_WITHIN = 60.0
 """Seconds in which a host that has all of the image gets ready to send, at least."""
 
 LISTENS = 2.0
-"""Seconds since the sender is ready, after which a receiver that no multicast has reached takes the tree."""
+"""Seconds since the sender is ready, after which a receiver that no multicast has reached takes the tree, at least."""
 
 SLOW = 0.5
 """A receiver whose link carries a smaller part than this of what others' do takes the tree: it would hold them up."""
+
+BEATS_PER_SECOND = 50
+"""Heartbeats of all hosts that are under way, at most."""
 
 MOST_RECEIVERS = 1000
 """Of a leg: each host is told of all."""
@@ -195,8 +198,11 @@ def _waits_for(
     """Seconds since the sender is ready, after which its leg begins."""
     if TransferState.WAITING in states:
         return max(SHORTEST_WAIT, patience)
-    deaf = select(TransferRow.host).where(*_receives(leg), TransferRow.contact != "", TransferRow.link.is_(None))
-    return LISTENS if deployment.method in MULTICAST and session.scalar(deaf.limit(1)) is not None else 0.0
+    if deployment.method not in MULTICAST:
+        return 0.0
+    deaf = func.count().filter(TransferRow.contact != "", TransferRow.link.is_(None))
+    hosts, without = session.execute(select(func.count(), deaf).where(*_receives(leg))).one()
+    return max(LISTENS, 2 * hosts / BEATS_PER_SECOND) if without else 0.0  # each has told twice what it hears
 
 
 def waits(session: Session, deployment: DeploymentRow, now: float, patience: float) -> bool:
@@ -285,8 +291,9 @@ def _begin(session: Session, deployment: DeploymentRow, leg: LegRow, now: float)
         least = SLOW * min(usual, deployment.bytes_limit or usual)
         ready = [each for each in ready if links.get(each.host, -1.0) >= least]
     ready = ready[:MOST_RECEIVERS]
+    begin = {each.host for each in ready}
     for each in receivers:
-        if each not in ready:
+        if each.host not in begin:
             each.leg_id = None
     if not ready:
         leg.ended = now

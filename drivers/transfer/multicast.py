@@ -23,7 +23,7 @@ PORTS = range(20480, 32768, 2)
 PATIENCE = 5
 """Seconds for which nobody holds the others up for longer, as long as there are few hosts."""
 RECEIVERS_PER_SECOND = 50
-"""Hosts of a deployment that hear from Volt within a second (volt/deployments.py, BEATS_PER_SECOND)."""
+"""Hosts of a deployment that hear from Volt within a second (volt/legs.py, BEATS_PER_SECOND)."""
 
 
 def number_of(address: str) -> int:

@@ -34,7 +34,7 @@ A train is longer than what a shaper lets pass at once and the queue of a small 
 HEADERS = 42
 """Bytes of Ethernet, IP and UDP."""
 BUFFER = 1 << 20
-"""Bytes of packets that wait for the receiver; the kernel may allow fewer (socket(7), rmem_max)."""
+"""Bytes of packets that wait for the receiver. Who is not root may get fewer (socket(7), rmem_max)."""
 SHORTEST_TRAIN = 24
 """Packets without which a train says nothing."""
 
@@ -43,6 +43,8 @@ LOOK = 0.2
 _PACKET = struct.Struct("!16sQH")
 _AWAKE = 0.5
 """Seconds after which a thread that hears nothing looks whether it is to end."""
+_FORCED = 33
+"""SO_RCVBUFFORCE (asm-generic/socket.h)."""
 _TIMESTAMPS = 35
 """SO_TIMESTAMPNS (asm-generic/socket.h): the kernel says when a packet came, in a timespec."""
 _TIMESPEC = struct.Struct("@ll")
@@ -132,6 +134,8 @@ class Probe:
         receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # other agents and transfers of this machine
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+        with suppress(PermissionError):
+            receiver.setsockopt(socket.SOL_SOCKET, _FORCED, BUFFER)
         receiver.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
         receiver.bind((GROUP, PORT))
         here = socket.inet_aton(GROUP) + socket.inet_aton(self._address)
