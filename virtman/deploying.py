@@ -178,7 +178,8 @@ class DeploymentKeeper:
             return Job("pin", partial(hydrating.pin, self._stacks, name), on_demand=True)
         tasks = [task for task in self._tasks.values() if task.image == name and not task.cancelled]
         has_turn = not tasks or any(self._has_turn(task) for task in tasks)
-        if not has_turn and hydrating.goes_on(self._stacks, record):
+        together = any(self.transfers.knows(task) for task in tasks)
+        if together and not has_turn and hydrating.goes_on(self._stacks, record):
             return Job("read no more", partial(hydrating.pause, self._stacks, name))
         if has_turn and hydrating.lacks(self._stacks, record):
             urgent = any(task.go and task.method != IDLE for task in tasks)

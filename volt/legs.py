@@ -295,6 +295,9 @@ def _begin(session: Session, deployment: DeploymentRow, leg: LegRow, now: float)
     for each in receivers:
         if each.host not in begin:
             each.leg_id = None
+    if others := len(receivers) - len(ready):
+        why = "they are not ready, or multicast does not reach them, or their links are slow"
+        log.warning("leg %d of deployment %d: %d hosts take the tree: %s", leg.id, deployment.id, others, why)
     if not ready:
         leg.ended = now
         return

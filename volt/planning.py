@@ -59,8 +59,8 @@ LONGEST_CHAIN = 64
 LINK_PART = 0.95
 """Of a link's rate, for packets that wait for no answer: the rest is for their headers and repairs."""
 
-HOP = 0.1
-"""Seconds by which each hop of a tree is behind the one above."""
+HOP = 0.01
+"""Seconds by which each hop of a tree of such cards is behind the one above."""
 
 LAZIER = 1.2
 """How much longer a tree takes behind all else."""
@@ -75,12 +75,12 @@ FEWEST, MOST = 0.25, 4.0
 """How far that may correct it."""
 
 
-def tree_seconds(size: int, hosts: int, fanout: int, rate: float = RATE) -> float:
+def tree_seconds(size: int, hosts: int, fanout: int) -> float:
     """How long a pipelined tree of so many hosts takes for ``size`` bytes.
 
     ``fanout`` copies leave each host through its network card, and each hop adds the time of what is on its way.
     """
-    return fanout * size / rate + depth(hosts, fanout) * HOP
+    return fanout * size / RATE + depth(hosts, fanout) * HOP
 
 
 def chain_is_faster(size: int, hosts: int, fanout: int) -> bool:

@@ -22,7 +22,6 @@ from volt.client import Deployment
 
 Look = Callable[[Deployment], None]
 IMAGE = "img"
-MULTICAST = ("udpcast", "uftp")
 GONE_LIMIT = 120.0
 """Seconds that hosts get to let go of an image."""
 
@@ -89,8 +88,6 @@ class Scene:
 
         ``look`` is called with the deployment, again and again. ``lost``: a host that need not get the image.
         """
-        if method in MULTICAST:  # what an administrator would say
-            more = {"limit": self.net.rate * 95 // 800, **more}
         size, hosts = self.image.stat().st_size, len(self.cluster.names) - 1
         before, begun = self.network.sent_bytes("origin"), time.monotonic()
         made = self.origin.deploy({"image": IMAGE, "everywhere": True, "method": method, "encrypt": False, **more})

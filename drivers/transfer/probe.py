@@ -57,17 +57,16 @@ class Arrivals:
     which connections have got up to speed. Both are None as long as they are not known.
     """
 
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
+    def __init__(self, begun: float) -> None:
+        self._begun = begun
         self._seen: list[tuple[float, int]] = []
         """When, and the bytes that were missing."""
 
-    def note(self, missing: int) -> None:
+    def note(self, now: float, missing: int) -> None:
         """So many bytes are missing now."""
-        if not self._seen or missing < self._seen[0][1]:
-            self._seen.append((time.monotonic(), missing))
-        else:
-            self._seen[:] = [(time.monotonic(), missing)]  # nothing has come yet
+        if self._seen and missing >= self._seen[0][1]:
+            self._seen.clear()  # nothing has come yet
+        self._seen.append((now, missing))
 
     @property
     def delay(self) -> float | None:
@@ -151,9 +150,10 @@ class Probe:
 
     def receive(self, terms: Terms) -> None:  # noqa: ARG002
         """Look at what the tree brings."""
-        self._arrivals = arrivals = Arrivals()
+        self._arrivals = arrivals = Arrivals(time.monotonic())
         while not self._stopped.is_set():
-            arrivals.note(sum(each.length for each in self._source.lacking(self._image)))
+            missing = sum(each.length for each in self._source.lacking(self._image))
+            arrivals.note(time.monotonic(), missing)
             self._stopped.wait(LOOK)
 
     def stop(self) -> None:

@@ -92,6 +92,9 @@ class DeployingTest(DeployingCase):
         self.assertNotIn("debian", self.host.filling)
         self.assertEqual("filling", self.state(self.task(method="unicast")))
         self.assertEqual(WHOLE, self.host.filling["debian"])
+        self.told(self.task(method="unicast"), self.task(2, method="unicast", go=False))
+        self.told(self.task(2, method="unicast", go=False))
+        self.assertEqual(WHOLE, self.host.filling["debian"], "what is on its way goes on")
 
     def test_the_source_is_read_from_before_all_other_parents(self) -> None:
         self.told(self.task(go=False))

@@ -354,8 +354,23 @@ class LegsTest(LegsCase):
         self.all_ready(h1=10e6, h2=None, h3=10e6)
         self.assertEqual(("udpcast", False), self.told("h1")[0])
         self.pass_time(2)
-        self.ready("h1")
+        self.all_ready(h1=10e6)
         self.assertEqual([("udpcast", True), ("tree", True)], [self.told(host)[0] for host in ("h1", "h2")])
+
+    def test_many_receivers_have_time_to_tell_what_they_hear(self) -> None:
+        self.patch(legs, "BEATS_PER_SECOND", 1)
+        self.udpcast("h1", "h2", "h3")
+        self.all_ready(h1=10e6, h2=None, h3=10e6)
+        self.pass_time(5)
+        self.all_ready(h1=10e6)
+        self.assertEqual(("udpcast", False), self.told("h1")[0])
+
+    def test_a_multicast_begins_when_all_have_heard_the_sender(self) -> None:
+        self.udpcast("h1", "h2")
+        self.all_ready(h1=None, h2=None)
+        self.assertEqual(("udpcast", False), self.told("h1")[0])
+        self.all_ready(h1=10e6, h2=10e6)
+        self.assertEqual([("udpcast", True)] * 2, [self.told(host)[0] for host in ("h1", "h2")])
 
     def test_the_hosts_of_a_rack_are_together_in_the_list_of_receivers(self) -> None:
         for host, rack in (("h1", "b"), ("h2", "a"), ("h3", "b")):

@@ -7,7 +7,7 @@ from typing import Any
 
 from testtools import TestCase
 
-from volt.planning import END, FEWEST, METHODS, MOST, TURN, Facts, corrected, predict
+from volt.planning import END, FEWEST, METHODS, MOST, TURN, Facts, chain_is_faster, corrected, predict
 
 GIB = 1 << 30
 ALL = Facts(
@@ -55,6 +55,10 @@ class PlanningTest(TestCase):
         slow = replace(ALL, rate=5e6)
         self.assertAlmostEqual(GIB / 5.5e6, predict(slow)["bittorrent"], delta=10)
         self.assertEqual(predict(ALL)["udpcast"], predict(replace(slow, tried=0.0))["udpcast"])
+
+    def test_a_chain_is_for_images_that_take_longer_than_its_hops(self) -> None:
+        found = [chain_is_faster(mib << 20, hosts, 2) for mib, hosts in ((64, 60), (16, 8), (1, 60), (1024, 65))]
+        self.assertEqual([True, True, False, False], found)
 
     def test_what_is_lost_is_sent_again(self) -> None:
         before, after = predict(ALL), predict(replace(ALL, loss=0.05))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from unittest import mock
 
 from testtools import TestCase
 
@@ -87,18 +86,16 @@ class ProbeTest(TestCase):
         self.assertLess(0, findings["delay"] or 0)
 
     def test_the_rate_is_that_of_the_second_half(self) -> None:
-        with mock.patch("drivers.transfer.probe.time.monotonic", side_effect=range(10)):
-            arrivals = Arrivals()
-            for missing in (100, 99, 98, 88, 78):  # looked at after a second each
-                arrivals.note(missing)
+        arrivals = Arrivals(0)
+        for second, missing in enumerate((100, 99, 98, 88, 78), start=1):
+            arrivals.note(second, missing)
         self.assertEqual((2, 10.0), (arrivals.delay, arrivals.rate))
 
     def test_as_long_as_nothing_comes_neither_rate_nor_delay_are_known(self) -> None:
-        arrivals = Arrivals()
-        for missing in (5, 5, 5):
-            arrivals.note(missing)
+        arrivals = Arrivals(0)
+        for second in (1, 2, 3):
+            arrivals.note(second, 5)
             self.assertEqual((None, None), (arrivals.rate, arrivals.delay))
-        arrivals.note(4)
-        delay = arrivals.delay
-        arrivals.note(4)
-        self.assertEqual((delay, 0.0), (arrivals.delay, arrivals.rate))
+        for second in (4, 5):
+            arrivals.note(second, 4)
+        self.assertEqual((0.0, 4), (arrivals.rate, arrivals.delay))
