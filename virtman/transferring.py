@@ -105,8 +105,6 @@ class Part:
 
     def _stop(self) -> None:
         self._go.set()
-        if self._probe is not None:
-            self._probe.stop()
         self._transfer.stop()
         self._thread.join()
 
@@ -141,11 +139,7 @@ class Part:
 
     def _run(self) -> None:
         try:
-            self._get_ready()
-            self._changed()
-            self._go.wait()
-            if self._probe is not None:
-                self._probe.stop()
+            self._wait_for_all()
             if self._terms is not None:
                 act = self._transfer.send if self.sends else self._transfer.receive
                 act(self._terms)
@@ -156,6 +150,16 @@ class Part:
             self._end(repr(error))
         else:
             self._end("")
+
+    def _wait_for_all(self) -> None:
+        """Get ready, until all begin. Meanwhile hosts of a multicast find out what it can carry."""
+        try:
+            self._get_ready()
+            self._changed()
+            self._go.wait()
+        finally:
+            if self._probe is not None:
+                self._probe.stop()
 
     def _get_ready(self) -> None:
         if self.sends:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from drivers.base import Filled, Image, Range
+from drivers.base import Filled, Image, Place, Range
 from drivers.errors import DriverError, NoSpace
-from drivers.transfer.contract import Terms
+from drivers.transfer.contract import Content, Terms
 from tests.doubles.drivers import SourceDouble
 from tests.doubles.transfer import TransferDouble
 from tests.doubles.volt import digest_of
 from tests.patience import wait_until
 from tests.unit.virtman.scene import MIB, damage
 from tests.unit.virtman.test_upkeep import UpkeepTest
-from virtman import hydrating, origins, serving
+from virtman import hydrating, origins, serving, transferring
 from virtman.records import ImageRecord
 from volt.client import TransferReport, TransferState, TransferTask
 
@@ -197,12 +197,30 @@ class DeployingTest(DeployingCase):
         self.assertEqual((True, None), (self.record().hydrate, self.record().hydrate_until))
 
 
+class ProbeDouble:
+    """Finds out that links carry a MB a second."""
+
+    made: ClassVar[list[ProbeDouble]] = []
+
+    def __init__(self, place: Place, source: Content, image: Image) -> None:
+        self.heard = self.stopped = False
+        self.findings = {"link": 1e6}
+        self.made.append(self)
+
+    def expect(self) -> None:
+        self.heard = True
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
 class TogetherTest(DeployingCase):
     """By a method by which hosts begin together."""
 
     def setUp(self) -> None:
         super().setUp()
         self.patch(TransferDouble, "made", [])
+        self.patch(ProbeDouble, "made", [])
         self.addCleanup(self.upkeep.deployments.transfers.stop)
 
     def udpcast(self, *, go: bool = False, **more: Any) -> TransferTask:
@@ -269,6 +287,21 @@ class TogetherTest(DeployingCase):
         self.assertEqual(1, self.host.calls.count("source.fill"))
         self.told(self.udpcast())
         self.assertEqual([], self.host.filling["debian"])
+
+    def test_a_multicast_is_tried_until_all_begin_or_this_host_cannot(self) -> None:
+        self.patch(TransferDouble, "multicasts", True)
+        self.patch(transferring, "Probe", ProbeDouble)
+        report = self.ready()
+        self.assertEqual(1e6, report.link)
+        [probe] = ProbeDouble.made
+        self.assertEqual((True, False), (probe.heard, probe.stopped))
+        self.told(self.begun(report))
+        wait_until(TransferDouble.made[-1].begun.is_set)
+        self.assertTrue(probe.stopped)
+        self.told()
+        self.patch(TransferDouble, "trouble", "no address")
+        self.ready()
+        self.assertTrue(ProbeDouble.made[-1].stopped)
 
     def test_what_fails_is_told_and_the_rest_is_read(self) -> None:
         report = self.ready()
