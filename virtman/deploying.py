@@ -61,7 +61,7 @@ class DeploymentKeeper:
     def hear(self, tasks: Sequence[TransferTask]) -> None:
         """Volt has answered a heartbeat. Returns at once."""
         before, self._tasks = self._tasks, {task.deployment: task for task in tasks}
-        self._failed = {number: why for number, why in self._failed.items() if number in self._tasks}
+        self._failed = {number: why for number, why in self._failed.copy().items() if number in self._tasks}
         self.transfers.hear(tasks)
         for number in self._tasks:
             self._queue.wake(f"{DEPLOYMENT}{number}")

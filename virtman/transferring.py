@@ -227,5 +227,5 @@ class Transfers:
     def stop(self) -> None:
         """End all, and wait for that a while: what waits for other hosts ends with the image's stack."""
         by = time.monotonic() + END_WITHIN
-        for ending in [part.end() for part in self._parts.values()]:
+        for ending in [part.end() for part in list(self._parts.values())]:  # an answer of Volt may end some meanwhile
             ending.join(max(0.0, by - time.monotonic()))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from drivers.base import Filled, Image, Place, Range
 from drivers.errors import DriverError, NoSpace
+from drivers.host.watch import Watch
 from drivers.transfer.contract import Content, Terms
 from tests.doubles.drivers import SourceDouble
 from tests.doubles.transfer import TransferDouble
@@ -359,6 +360,21 @@ class TogetherTest(DeployingCase):
         self.told(self.begun(report))
         self.assertEqual("cancelled", self.state(self.begun(report, cancelled=True)))
         self.assertTrue(TransferDouble.made[-1].stopped)
+
+    def test_a_suspended_host_ends_all_also_while_volt_ends_one(self) -> None:
+        self.told(self.udpcast(), self.udpcast(deployment=2))
+        transfers, end = self.upkeep.deployments.transfers, transferring.Part.end
+        first, second = transfers.part(1), transfers.part(2)
+
+        def ended(part: transferring.Part) -> Watch:
+            if part is first:
+                transfers.hear([self.udpcast()])
+            return end(part)
+
+        self.patch(transferring.Part, "end", ended)
+        transfers.stop()
+        self.assertIsNone(transfers.part(2))
+        self.assertEqual([True, True], [part is not None and part.over for part in (first, second)])
 
     def test_what_a_killed_agent_left_is_deleted(self) -> None:
         left = self.scene.folder / "transfer" / "udpcast-1"
