@@ -101,11 +101,16 @@ def note_receiver(transfer: TransferRow, leg: LegRow, report: TransferReport) ->
             return False
         transfer.leg_id = None  # its agent started again: what it had agreed on is lost
         return True
-    told = (report.attempt, report.contact, report.state, report.link is None)
-    news = (transfer.attempt, transfer.contact, transfer.state, transfer.link is None) != told
+    told = (report.attempt, report.contact, report.state, _hears(report.link))
+    news = (transfer.attempt, transfer.contact, transfer.state, _hears(transfer.link)) != told
     _note_findings(transfer, report)
     transfer.attempt, transfer.contact, transfer.lacks = report.attempt, report.contact, json.dumps(report.lacks)
     return news
+
+
+def _hears(link: float | None) -> bool | None:
+    """Whether multicast reaches a host, if that is known."""
+    return None if link is None else link > 0
 
 
 def _note_findings(transfer: TransferRow, report: TransferReport) -> None:
@@ -200,9 +205,11 @@ def _waits_for(
         return max(SHORTEST_WAIT, patience)
     if deployment.method not in MULTICAST:
         return 0.0
-    deaf = func.count().filter(TransferRow.contact != "", TransferRow.link.is_(None))
-    hosts, without = session.execute(select(func.count(), deaf).where(*_receives(leg))).one()
-    return max(LISTENS, 2 * hosts / BEATS_PER_SECOND) if without else 0.0  # each has told twice what it hears
+    query = select(func.count(), func.count(TransferRow.link), func.count().filter(TransferRow.link == 0))
+    hosts, know, deaf = session.execute(query.where(*_receives(leg), TransferRow.contact != "")).one()
+    if know < hosts:
+        return max(SHORTEST_WAIT, patience)
+    return max(LISTENS, 2 * hosts / BEATS_PER_SECOND) if deaf else 0.0  # each has told twice what it hears
 
 
 def waits(session: Session, deployment: DeploymentRow, now: float, patience: float) -> bool:
@@ -285,7 +292,7 @@ def _begin(session: Session, deployment: DeploymentRow, leg: LegRow, now: float)
     receivers = _receivers(session, leg)
     ready = [each for each in receivers if each.contact]
     if deployment.method in MULTICAST:
-        links = {each.host: each.link for each in ready if each.link is not None}
+        links = {each.host: each.link for each in ready if each.link}
         usual = median(links.values()) if links else 0.0
         leg.pace = int(LINK_PART * usual) or None
         least = SLOW * min(usual, deployment.bytes_limit or usual)

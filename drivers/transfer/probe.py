@@ -37,6 +37,8 @@ BUFFER = 1 << 20
 """Bytes of packets that wait for the receiver. Who is not root may get fewer (socket(7), rmem_max)."""
 SHORTEST_TRAIN = 24
 """Packets without which a train says nothing."""
+TRAINS, LISTENS = 3, 1.5
+"""Trains after which a link is known, for one may have met a busy host; and seconds of waiting for them, at most."""
 
 LOOK = 0.2
 """Seconds between two looks at what the tree has brought."""
@@ -95,6 +97,8 @@ class Probe:
         self._first = self._last = self._count = 0
         self._trains: dict[int, list[int]] = {}
         """By its number, when the packets of a train came, in nanoseconds."""
+        self._listens: float | None = None
+        """Since when."""
         self._arrivals: Arrivals | None = None
 
     @property
@@ -115,9 +119,11 @@ class Probe:
 
     @property
     def link(self) -> float | None:
-        """Bytes a second, with headers, at which the ends of trains came, which waited for the slowest link."""
-        whole = [times for times in list(self._trains.values()) if len(times) > SHORTEST_TRAIN]
-        return median(_rate(times[-len(times) // 3 :]) for times in whole) if whole else None
+        """Bytes a second, with headers, at which trains came that waited for the slowest link; 0 if none came."""
+        trains = [times for times in list(self._trains.values()) if len(times) > SHORTEST_TRAIN]
+        if len(trains) >= TRAINS or (self._listens is not None and time.monotonic() - self._listens >= LISTENS):
+            return median(map(_rate, trains)) if trains else 0.0
+        return None
 
     @property
     def sent_bytes(self) -> int:
@@ -140,6 +146,7 @@ class Probe:
         here = socket.inet_aton(GROUP) + socket.inet_aton(self._address)
         receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, here)
         receiver.settimeout(_AWAKE)
+        self._listens = time.monotonic()
         Watch("probe-receiver", lambda: self._hear(receiver), self._stopped).start()
         return self._address
 
@@ -199,8 +206,12 @@ class Probe:
 
 
 def _rate(times: Sequence[int]) -> float:
-    """Bytes a second of packets that came at these nanoseconds."""
-    return (len(times) - 1) * (PAYLOAD + HEADERS) * 1e9 / max(1, times[-1] - times[0])
+    """Bytes a second of packets that came at these nanoseconds, since then when they came most slowly.
+
+    The first packets of a train wait for no shaper; later ones come too fast after a busy host has held them up.
+    """
+    ends = [times[len(times) * part // 6 :] for part in range(5)]
+    return min((len(end) - 1) * (PAYLOAD + HEADERS) * 1e9 / max(1, end[-1] - end[0]) for end in ends)
 
 
 def _time(told: Sequence[tuple[int, int, bytes]]) -> int:

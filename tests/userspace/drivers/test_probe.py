@@ -9,11 +9,14 @@ from testtools import TestCase
 
 from drivers.base import Image, Place, Range, Taken
 from drivers.host.watch import Watch
+from drivers.transfer import probe
 from drivers.transfer.contract import Terms
 from drivers.transfer.probe import HEADERS, PAYLOAD, SHORTEST_TRAIN, Arrivals, Probe
 from tests.patience import wait_until
 
 MIB = 1 << 20
+PER_MILLISECOND = (PAYLOAD + HEADERS) * 1000.0
+"""Bytes a second of a train whose packets come a millisecond after each other."""
 IMAGE = Image("img", 1024 * MIB, "blake3-64k:1")
 OTHER = Image("other", 1024 * MIB, "blake3-64k:2")
 HERE = Place(Path("/"), Path("/"), address="127.0.0.1")
@@ -52,15 +55,16 @@ class ProbeTest(TestCase):
     def test_receivers_hear_the_sender_of_their_image_and_no_other(self) -> None:
         receiver, other = self.probe(), self.probe(image=OTHER)
         nothing = {"rate": None, "delay": None, "loss": None, "link": None}
-        for each in (receiver, other):
-            self.assertEqual(("127.0.0.1", nothing), (each.expect(), each.findings))
+        self.assertEqual(("127.0.0.1", nothing), (receiver.expect(), receiver.findings))
+        other.expect()
         sender = self.probe()
         self.assertEqual("127.0.0.1", sender.offer())
-        wait_until(lambda: receiver.link is not None, "trains come before it begins")
+        wait_until(lambda: receiver.link, "trains come before it begins")
         self.assertIsNone(receiver.loss)
         self.during(sender, sender.send)
         wait_until(lambda: receiver.loss is not None, "packets come")
-        self.assertEqual((0.0, nothing), (receiver.loss, other.findings))
+        wait_until(lambda: other.link is not None, "the other has listened for long enough")
+        self.assertEqual((0.0, {**nothing, "link": 0.0}), (receiver.loss, other.findings))
 
     def test_what_does_not_come_is_counted(self) -> None:
         receiver = self.probe()
@@ -68,14 +72,32 @@ class ProbeTest(TestCase):
             receiver._note(number, 0, 0)
         self.assertEqual(0.4, receiver.loss)
 
+    def train(self, receiver: Probe, number: int, *milliseconds: float) -> None:
+        """Its packets came then."""
+        for place, came in enumerate(milliseconds, start=1):
+            receiver._note(number, place, int(came * 1_000_000))
+
     def test_the_end_of_a_train_shows_what_a_link_carries(self) -> None:
         receiver = self.probe()
-        for place in range(SHORTEST_TRAIN - 1):
-            receiver._note(1, place + 1, place)
+        self.patch(probe, "TRAINS", 1)
+        self.train(receiver, 1, *range(SHORTEST_TRAIN - 1))
         self.assertIsNone(receiver.link)
-        for place in range(120):  # the first 80 at once
-            receiver._note(2, place + 1, max(0, place - 80) * 1_000_000)
-        self.assertAlmostEqual((PAYLOAD + HEADERS) * 1000, receiver.link or 0, places=3)
+        self.train(receiver, 2, *(max(0, place - 80) for place in range(120)))  # the first 80 came at once
+        self.assertAlmostEqual(PER_MILLISECOND, receiver.link or 0, places=3)
+
+    def test_what_came_too_fast_after_a_pause_shows_nothing(self) -> None:
+        receiver = self.probe()
+        self.patch(probe, "TRAINS", 1)
+        self.train(receiver, 1, *(place if place < 30 else max(100, place) for place in range(120)))
+        self.assertAlmostEqual(PER_MILLISECOND, receiver.link or 0, places=3)
+
+    def test_one_train_that_met_a_busy_host_does_not_count(self) -> None:
+        receiver = self.probe()
+        self.train(receiver, 1, *range(120))
+        self.train(receiver, 2, *(place / 4 for place in range(120)))
+        self.assertIsNone(receiver.link)
+        self.train(receiver, 3, *range(120))
+        self.assertAlmostEqual(PER_MILLISECOND, receiver.link or 0, places=3)
 
     def test_what_the_tree_brings_is_measured_until_the_end(self) -> None:
         receiver = self.probe(Content(step=MIB))
