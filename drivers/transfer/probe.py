@@ -98,7 +98,7 @@ class Probe:
         self._trains: dict[int, list[int]] = {}
         """By its number, when the packets of a train came, in nanoseconds."""
         self._listens: float | None = None
-        """Since when."""
+        """Since when, or since the first train that came."""
         self._arrivals: Arrivals | None = None
 
     @property
@@ -198,6 +198,8 @@ class Probe:
 
     def _note(self, number: int, place: int, came: int) -> None:
         if place:
+            if not self._trains:
+                self._listens = time.monotonic()
             self._trains.setdefault(number, []).append(came)
             return
         if not self._count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -55,8 +56,7 @@ class ProbeTest(TestCase):
     def test_receivers_hear_the_sender_of_their_image_and_no_other(self) -> None:
         receiver, other = self.probe(), self.probe(image=OTHER)
         nothing = {"rate": None, "delay": None, "loss": None, "link": None}
-        self.assertEqual(("127.0.0.1", nothing), (receiver.expect(), receiver.findings))
-        other.expect()
+        self.assertEqual(["127.0.0.1"] * 2, [receiver.expect(), other.expect()])
         sender = self.probe()
         self.assertEqual("127.0.0.1", sender.offer())
         wait_until(lambda: receiver.link, "trains come before it begins")
@@ -79,7 +79,9 @@ class ProbeTest(TestCase):
 
     def test_the_end_of_a_train_shows_what_a_link_carries(self) -> None:
         receiver = self.probe()
+        self.assertEqual({"rate": None, "delay": None, "loss": None, "link": None}, receiver.findings)
         self.patch(probe, "TRAINS", 1)
+        self.patch(probe, "LISTENS", 1000)
         self.train(receiver, 1, *range(SHORTEST_TRAIN - 1))
         self.assertIsNone(receiver.link)
         self.train(receiver, 2, *(max(0, place - 80) for place in range(120)))  # the first 80 came at once
@@ -93,10 +95,21 @@ class ProbeTest(TestCase):
 
     def test_one_train_that_met_a_busy_host_does_not_count(self) -> None:
         receiver = self.probe()
+        self.patch(probe, "LISTENS", 1000)
         self.train(receiver, 1, *range(120))
         self.train(receiver, 2, *(place / 4 for place in range(120)))
         self.assertIsNone(receiver.link)
         self.train(receiver, 3, *range(120))
+        self.assertAlmostEqual(PER_MILLISECOND, receiver.link or 0, places=3)
+
+    def test_who_has_heard_nothing_for_long_waits_for_further_trains_when_one_comes(self) -> None:
+        receiver = self.probe()
+        self.patch(probe, "LISTENS", 1000)
+        receiver._listens = time.monotonic() - 2000
+        self.assertEqual(0.0, receiver.link)
+        self.train(receiver, 1, *range(120))
+        self.assertIsNone(receiver.link)
+        receiver._listens -= 2000
         self.assertAlmostEqual(PER_MILLISECOND, receiver.link or 0, places=3)
 
     def test_what_the_tree_brings_is_measured_until_the_end(self) -> None:
