@@ -145,11 +145,13 @@ class DeploymentHost(Answer):
 class DeploymentLeg(Answer):
     """Hosts of a deployment that get the image together: who sends, and how many bytes that host has ``sent``.
 
-    ``begun``: seconds after the deployment was asked for; null if it did not begin.
+    ``receivers``: how many hosts; all others take the tree. ``begun``: seconds after the deployment was asked for; null
+    if it did not begin.
     """
 
     source: str
     sent: int
+    receivers: int
     begun: float | None
     ended: bool
 

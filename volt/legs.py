@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable
 from statistics import median
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from volt.deploymodels import (
@@ -333,11 +333,13 @@ def terms(session: Session, leg: LegRow, attempt: str) -> TransferTerms:
 
 def described(session: Session, deployment: DeploymentRow) -> list[DeploymentLeg]:
     """The legs of a deployment as users see them."""
-    rows = session.scalars(select(LegRow).where(LegRow.deployment_id == deployment.id).order_by(LegRow.id))
+    receives = and_(TransferRow.leg_id == LegRow.id, TransferRow.host != LegRow.source)
+    query = select(LegRow, func.count(TransferRow.host)).join(TransferRow, receives, isouter=True).group_by(LegRow.id)
+    rows = session.execute(query.where(LegRow.deployment_id == deployment.id).order_by(LegRow.id))
     return [
         DeploymentLeg(
-            source=leg.source, sent=leg.sent, ended=leg.ended is not None,
+            source=leg.source, sent=leg.sent, receivers=receivers, ended=leg.ended is not None,
             begun=None if leg.started is None else leg.started - deployment.created,
         )
-        for leg in rows
+        for leg, receivers in rows
     ]  # fmt: skip

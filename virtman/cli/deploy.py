@@ -169,7 +169,7 @@ def _shown(one: Deployment, *, code: int = 0, explain: bool = True) -> Answer:
         click.echo(f"deployment {one.id}: {one.image} by {one.method}, {_state(one)} after {one.seconds:.1f} s")
         table(columns, rows)
         for leg in one.legs:
-            click.echo(f"{leg.source} has sent {size_text(leg.sent)} by {one.method}")
+            click.echo(f"{leg.source} has sent {size_text(leg.sent)} by {one.method} to {leg.receivers} hosts")
         if explain and one.why:
             click.echo(f"{one.method} was chosen: {one.why}")
             expected = sorted(one.predicted.items(), key=itemgetter(1))

@@ -160,7 +160,7 @@ class BenchDeployTest(AgentCliTest):
             id=7, image="debian", size=MIB, digest="id:x", asked="auto", method="unicast", encrypt=None, keep_s=86400,
             created=datetime(2026, 1, 1, tzinfo=UTC), seconds=seconds, cancelled=False, hosts=found,
             ended=not {*hosts.values()} & {WAITING, READY, FILLING},
-            legs=[DeploymentLeg(source="origin", sent=3 * MIB, begun=0, ended=True)],
+            legs=[DeploymentLeg(source="origin", sent=3 * MIB, receivers=1, begun=0, ended=True)],
         )  # fmt: skip
 
     def follow(self, *looks: Deployment) -> mock.Mock:

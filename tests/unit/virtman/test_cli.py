@@ -476,7 +476,7 @@ class ImageCommandsTest(AgentCliTest):
         made = Deployment(
             id=7, image="debian", size=MIB, digest="id:x", asked="auto", method="tree", encrypt=None, keep_s=2 * 86400,
             created=datetime(2026, 1, 1, tzinfo=UTC), seconds=2, ended=True, cancelled=False, hosts=ends,
-            legs=[DeploymentLeg(source="first", sent=3 * MIB, begun=1, ended=True)],
+            legs=[DeploymentLeg(source="first", sent=3 * MIB, receivers=1, begun=1, ended=True)],
             predicted={"uftp": 9.0, "tree": 2.5}, why="it is small",
         )  # fmt: skip
         deploy, cancel = mock.Mock(return_value=made), mock.Mock()
@@ -492,7 +492,7 @@ class ImageCommandsTest(AgentCliTest):
         self.assertEqual("deployment 7: debian by tree, ended after 2.0 s", done.stdout.splitlines()[0])
         lines = r"(?s).*one +paris/1 +whole +100% +0B +1\.5 s.*two +- +failed +- +0B +2\.0 s +no"
         self.assertThat(done.output, MatchesRegex(lines))
-        self.assertThat(done.output, Contains("first has sent 3M by tree"))
+        self.assertThat(done.output, Contains("first has sent 3M by tree to 1 hosts"))
         self.assertNotIn("it is small", done.output)
         explained = self.run_virtman("deploy", "debian", "--all", "--explain", code=1).output
         for output in (explained, self.out("deployments", "7")):

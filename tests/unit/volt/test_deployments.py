@@ -356,6 +356,8 @@ class LegsTest(LegsCase):
         self.pass_time(2)
         self.all_ready(h1=10e6)
         self.assertEqual([("udpcast", True), ("tree", True)], [self.told(host)[0] for host in ("h1", "h2")])
+        [leg] = self.volt.deployments.one(1).legs
+        self.assertEqual(2, leg.receivers)
 
     def test_many_receivers_have_time_to_tell_what_they_hear(self) -> None:
         self.patch(legs, "BEATS_PER_SECOND", 1)
@@ -367,12 +369,17 @@ class LegsTest(LegsCase):
 
     def test_a_multicast_begins_when_all_have_heard_the_sender(self) -> None:
         self.udpcast("h1", "h2")
+        self.all_ready(h1=None, h2=0.0)
+        self.assertEqual([("udpcast", False)] * 2, [self.told(host)[0] for host in ("h1", "h2")])
+        self.all_ready(h1=10e6, h2=10e6)
+        self.assertEqual([("udpcast", True)] * 2, [self.told(host)[0] for host in ("h1", "h2")])
+
+    def test_a_host_that_does_not_know_its_link_yet_is_waited_for(self) -> None:
+        self.udpcast("h1", "h2")
         self.all_ready(h1=None, h2=10e6)
         self.pass_time(9)
         self.all_ready(h1=None)
         self.assertEqual([("udpcast", False)] * 2, [self.told(host)[0] for host in ("h1", "h2")])
-        self.all_ready(h1=10e6, h2=10e6)
-        self.assertEqual([("udpcast", True)] * 2, [self.told(host)[0] for host in ("h1", "h2")])
 
     def test_the_hosts_of_a_rack_are_together_in_the_list_of_receivers(self) -> None:
         for host, rack in (("h1", "b"), ("h2", "a"), ("h3", "b")):
@@ -535,7 +542,8 @@ class LegsTest(LegsCase):
         self.offer("h2")
         self.ready("h3")
         self.assertEqual([("udpcast", True)], self.told("h3"))
-        self.assertEqual(["origin", "h2"], [leg.source for leg in self.volt.deployments.one(1).legs])
+        legs = self.volt.deployments.one(1).legs
+        self.assertEqual([("origin", 1), ("h2", 1)], [(leg.source, leg.receivers) for leg in legs])
 
     def test_an_origin_sends_else_another_host_that_has_all_of_it(self) -> None:
         self.volt.join("proven", "h2")
